@@ -1,0 +1,189 @@
+"""A link: one WebSocket between two processes, multiplexing every request between them.
+
+The upstream side dials, each side says Hello, then messages flow both ways. Sending never blocks:
+frames wait in a buffer bounded in bytes. A peer that lets it fill is too slow to serve anybody, so
+the link closes (LinkClosed) and whoever owns the requests places them elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from pagemesh.shared.errors import HandshakeRefused, LinkClosed
+from pagemesh.shared.wire import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    BadFrame,
+    Hello,
+    Message,
+    Refused,
+    decode,
+    encode,
+)
+
+LINK_PATH: Final = "/link"
+MAX_BUFFERED_BYTES: Final = 256 * 2**20
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+DRAIN_TIMEOUT_S: Final = 1.0
+# aiohttp pings at this period and closes the socket when half of it passes without a pong, so a
+# frozen peer (SIGSTOP, a dead host) is noticed within 1.5 periods.
+HEARTBEAT_S: Final = 2.0
+
+_Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
+
+
+class Link:
+    """An open link. `async for message in link` ends when the peer goes away.
+
+    Owner: the task that dialled or accepted it; it must call `close`.
+    """
+
+    def __init__(self, socket: _Socket, peer: Hello) -> None:
+        self.peer = peer
+        self._socket = socket
+        self._outbox: deque[bytes] = deque()
+        self._buffered_bytes = 0
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._closed_reason: str | None = None
+        self._closer: asyncio.Task[None] | None = None
+        self._writer = asyncio.create_task(self._write_loop(), name=f"link-writer-{self.name}")
+
+    @property
+    def name(self) -> str:
+        return self.peer.instance_id
+
+    @property
+    def closed(self) -> bool:
+        return self._closed_reason is not None
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._buffered_bytes
+
+    def send(self, message: Message) -> None:
+        """Queue one message. Raises LinkClosed when the link is gone or its buffer is full."""
+        if self._closed_reason is not None:
+            raise LinkClosed(self.name, self._closed_reason)
+        frame = encode(message)
+        if self._buffered_bytes + len(frame) > MAX_BUFFERED_BYTES:
+            self._fail("its send buffer is full: the peer reads too slowly")
+            raise LinkClosed(self.name, "send buffer full")
+        self._outbox.append(frame)
+        self._buffered_bytes += len(frame)
+        self._drained.clear()
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        async for frame in self._socket:
+            if frame.type is not aiohttp.WSMsgType.BINARY:
+                self._fail(f"unexpected frame of type {frame.type.name}")
+                break
+            try:
+                message = decode(frame.data)
+            except BadFrame as error:
+                self._fail(str(error))
+                break
+            yield message
+        self._fail("the peer went away")
+
+    async def close(self, reason: str = "closed") -> None:
+        """Send what is queued (for at most a second), then close."""
+        if self._closed_reason is None and self._outbox:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), timeout=DRAIN_TIMEOUT_S)
+        self._fail(reason)
+        assert self._closer is not None  # set by the _fail that won
+        await asyncio.gather(self._writer, self._closer, return_exceptions=True)
+
+    async def _write_loop(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._outbox:
+                    frame = self._outbox[0]
+                    await self._socket.send_bytes(frame)
+                    self._outbox.popleft()
+                    self._buffered_bytes -= len(frame)
+                self._drained.set()
+        except (ConnectionError, aiohttp.ClientError, RuntimeError) as error:
+            self._fail(f"write failed: {error}")
+
+    def _fail(self, reason: str) -> None:
+        """The first reason wins. Closing the socket wakes the reader, so its owner notices."""
+        if self._closed_reason is not None:
+            return
+        self._closed_reason = reason
+        self._outbox.clear()
+        self._buffered_bytes = 0
+        if asyncio.current_task() is not self._writer:
+            self._writer.cancel()
+        self._closer = asyncio.create_task(self._close_socket(), name=f"link-closer-{self.name}")
+
+    async def _close_socket(self) -> None:
+        await self._socket.close()
+
+
+async def dial(session: aiohttp.ClientSession, address: str, hello: Hello) -> Link:
+    """Open a link to `address` (host:port).
+
+    Raises HandshakeRefused when the peer says no, OSError or aiohttp.ClientError or TimeoutError
+    when it cannot be reached.
+    """
+    socket = await session.ws_connect(
+        f"ws://{address}{LINK_PATH}",
+        heartbeat=HEARTBEAT_S,
+        max_msg_size=MAX_FRAME_BYTES,
+        compress=0,
+    )
+    try:
+        await socket.send_bytes(encode(hello))
+        answer = decode(await socket.receive_bytes(timeout=HANDSHAKE_TIMEOUT_S))
+        if not isinstance(answer, Hello):
+            raise HandshakeRefused(address, getattr(answer, "reason", "no Hello"))
+    except (BadFrame, TypeError) as error:
+        await socket.close()
+        raise HandshakeRefused(address, str(error)) from error
+    except BaseException:
+        await socket.close()
+        raise
+    return Link(socket, answer)
+
+
+async def accept(request: web.Request, hello: Hello) -> tuple[Link | None, web.WebSocketResponse]:
+    """Answer a dialling peer. The link is None when it was refused; return the response anyway."""
+    socket = web.WebSocketResponse(
+        heartbeat=HEARTBEAT_S, max_msg_size=MAX_FRAME_BYTES, compress=False
+    )
+    await socket.prepare(request)
+    try:
+        first = decode(await socket.receive_bytes(timeout=HANDSHAKE_TIMEOUT_S))
+    except (BadFrame, TypeError, TimeoutError):
+        await socket.close()
+        return None, socket
+    reason = _refusal(first, hello)
+    if reason is not None or not isinstance(first, Hello):
+        await socket.send_bytes(encode(Refused(reason or "no Hello")))
+        await socket.close()
+        return None, socket
+    await socket.send_bytes(encode(hello))
+    return Link(socket, first), socket
+
+
+def _refusal(first: Message, ours: Hello) -> str | None:
+    if not isinstance(first, Hello):
+        return "the first frame must be Hello"
+    if first.protocol != ours.protocol:
+        return f"protocol {first.protocol} is not {PROTOCOL}"
+    if not hmac.compare_digest(first.secret.encode(), ours.secret.encode()):
+        return "the mesh secret differs; give every service the same PAGEMESH_MESH_SECRET"
+    return None

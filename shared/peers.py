@@ -1,0 +1,96 @@
+"""The links to every live instance of the service below.
+
+`Peers` watches the registry, dials newcomers, and redials with back-off while an instance is still
+announced. A link that answers is alive whatever the registry says: a lapsed key closes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import aiohttp
+import structlog
+
+from pagemesh.shared.errors import HandshakeRefused
+from pagemesh.shared.link import Link, dial
+from pagemesh.shared.registry import Instance, Registry
+from pagemesh.shared.wire import Hello
+
+FIRST_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 2.0
+
+log = structlog.get_logger(__name__)
+
+
+class Peers:
+    """Owner of the links to one service.
+
+    `on_link` runs for the life of each link: it reads the link until the link ends, and whatever
+    it does afterwards (placing requests elsewhere) belongs to it too.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        registry: Registry,
+        session: aiohttp.ClientSession,
+        hello: Callable[[], Hello],
+        on_link: Callable[[Link], Awaitable[None]],
+    ) -> None:
+        self.links: dict[str, Link] = {}
+        self._service = service
+        self._registry = registry
+        self._session = session
+        self._hello = hello
+        self._on_link = on_link
+        self._announced: dict[str, Instance] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Keep the links up until cancelled; then close them."""
+        try:
+            async for instances in self._registry.watch(self._service):
+                self._announced = {instance.instance_id: instance for instance in instances}
+                for instance in instances:
+                    self._ensure(instance)
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ensure(self, instance: Instance) -> None:
+        name = instance.instance_id
+        if name not in self._tasks:
+            task = asyncio.create_task(self._keep(instance), name=f"peer-{name}")
+            self._tasks[name] = task
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def _keep(self, instance: Instance) -> None:
+        """Dial `instance` again and again for as long as the registry announces it."""
+        backoff_s = FIRST_BACKOFF_S
+        while self._announced.get(instance.instance_id) == instance:
+            try:
+                link = await dial(self._session, instance.address, self._hello())
+            except HandshakeRefused as error:
+                log.error("handshake_refused", peer=instance.instance_id, reason=error.reason)
+                backoff_s = MAX_BACKOFF_S
+            except (OSError, aiohttp.ClientError, TimeoutError) as error:
+                log.debug("dial_failed", peer=instance.instance_id, error=str(error))
+            else:
+                backoff_s = FIRST_BACKOFF_S
+                await self._serve(link)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _serve(self, link: Link) -> None:
+        self.links[link.name] = link
+        log.info("link_up", peer=link.name)
+        try:
+            await self._on_link(link)
+        finally:
+            self.links.pop(link.name, None)
+            await link.close()
+            log.info("link_down", peer=link.name)

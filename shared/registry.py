@@ -1,0 +1,134 @@
+"""Who exists: heartbeat keys with addresses in Redis.
+
+Each instance owns the key `{mesh}:instance:{service}:{id}`, rewritten every HEARTBEAT_S and gone
+KEY_TTL_S after the last beat; the set `{mesh}:instances:{service}` lists the ids. Redis is off the
+request path: when it is away, announcing and watching go on quietly until it is back, and links
+already open stay open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+import msgspec
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from pagemesh.shared.wire import PROTOCOL
+
+HEARTBEAT_S: Final = 1.0
+KEY_TTL_S: Final = 3.0
+WATCH_PERIOD_S: Final = 0.25
+_AWAY = (RedisError, OSError, TimeoutError)
+
+log = structlog.get_logger(__name__)
+
+
+class Instance(NamedTuple):
+    """One running process of a service. `address` is host:port of its link endpoint."""
+
+    service: str
+    instance_id: str
+    address: str
+    epoch: int
+    protocol: int = PROTOCOL
+
+
+class Registry:
+    """The registry keys of one mesh. Owner of its Redis connection: call `close`."""
+
+    def __init__(self, redis_url: str, mesh_name: str) -> None:
+        self._redis = Redis.from_url(redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._mesh = mesh_name
+        self._away = False
+
+    @property
+    def away(self) -> bool:
+        """Whether the last call to Redis failed."""
+        return self._away
+
+    async def ping(self) -> None:
+        """Raises redis.RedisError or OSError when Redis cannot be reached."""
+        # redis-py types ping for both its sync and async clients.
+        await self._redis.ping()  # type: ignore[misc, unused-ignore]
+
+    async def announce(self, instance: Instance) -> None:
+        """Keep `instance` announced until cancelled."""
+        while True:
+            await self._beat(instance)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def withdraw(self, instance: Instance) -> None:
+        """Tell the mesh that `instance` takes no new work. Silent when Redis is away."""
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(self._key(instance.service, instance.instance_id))
+                pipe.srem(self._ids_key(instance.service), instance.instance_id)
+                await pipe.execute()
+        except _AWAY as error:
+            self._note_away(error)
+
+    async def instances(self, service: str) -> list[Instance]:
+        """The live instances of `service` that speak our protocol, by instance id.
+
+        Raises redis.RedisError or OSError when Redis is away.
+        """
+        ids = await self._redis.smembers(self._ids_key(service))  # type: ignore[misc, unused-ignore]
+        names = sorted(item.decode() for item in ids)
+        if not names:
+            return []
+        values = await self._redis.mget([self._key(service, name) for name in names])
+        expired = [name for name, value in zip(names, values, strict=True) if value is None]
+        if expired:
+            await self._redis.srem(self._ids_key(service), *expired)  # type: ignore[misc, unused-ignore]
+        found = [msgspec.json.decode(value, type=Instance) for value in values if value]
+        return [instance for instance in found if instance.protocol == PROTOCOL]
+
+    async def watch(self, service: str) -> AsyncIterator[list[Instance]]:
+        """The live instances of `service`, again whenever they changed. Never raises for Redis."""
+        last: list[Instance] | None = None
+        while True:
+            try:
+                current = await self.instances(service)
+            except _AWAY as error:
+                self._note_away(error)
+            else:
+                self._note_back()
+                if current != last:
+                    last = current
+                    yield current
+            await asyncio.sleep(WATCH_PERIOD_S)
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _beat(self, instance: Instance) -> None:
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                key = self._key(instance.service, instance.instance_id)
+                pipe.set(key, msgspec.json.encode(instance), px=int(KEY_TTL_S * 1000))
+                pipe.sadd(self._ids_key(instance.service), instance.instance_id)
+                await pipe.execute()
+        except _AWAY as error:
+            self._note_away(error)
+        else:
+            self._note_back()
+
+    def _note_away(self, error: BaseException) -> None:
+        if not self._away:
+            log.warning("redis_away", error=str(error), effect="newcomers are not found meanwhile")
+        self._away = True
+
+    def _note_back(self) -> None:
+        if self._away:
+            log.info("redis_back")
+        self._away = False
+
+    def _key(self, service: str, instance_id: str) -> str:
+        return f"{self._mesh}:instance:{service}:{instance_id}"
+
+    def _ids_key(self, service: str) -> str:
+        return f"{self._mesh}:instances:{service}"

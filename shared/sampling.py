@@ -1,0 +1,110 @@
+"""Sampling parameters: one schema for the gateway, the wire and the offline class."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+MAX_N = 128
+MAX_LOGPROBS = 64
+_MASK64 = (1 << 64) - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """How one request is sampled. Names, defaults and meaning are vLLM's.
+
+    Raises ValueError from the constructor; the text starts with the name of the field at fault.
+    `max_tokens=None` means as much as fits. `top_k` 0 or -1 is off. `seed` is any int64.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            # A frozen struct may still normalise its own fields while it is being built.
+            msgspec.structs.force_setattr(self, "stop", [self.stop])
+        for check in (self._check_counts, self._check_ranges, self._check_finite):
+            check()
+
+    def _check_counts(self) -> None:
+        _require(1 <= self.n <= MAX_N, "n", f"must be between 1 and {MAX_N}", self.n)
+        if self.max_tokens is not None:
+            _require(self.max_tokens >= 0, "max_tokens", "must be at least 0", self.max_tokens)
+        _require(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
+        if self.max_tokens is not None:
+            limit = f"must be at most max_tokens ({self.max_tokens})"
+            _require(self.min_tokens <= self.max_tokens, "min_tokens", limit, self.min_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None:
+                _require(
+                    0 <= count <= MAX_LOGPROBS, name, f"must be between 0 and {MAX_LOGPROBS}", count
+                )
+        _require(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        if self.seed is not None:
+            _require(-(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits", self.seed)
+
+    def _check_ranges(self) -> None:
+        _require(self.temperature >= 0, "temperature", "must be at least 0", self.temperature)
+        _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
+        _require(self.top_k >= -1, "top_k", "must be -1, 0 or a positive count", self.top_k)
+        _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]", self.min_p)
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2 <= value <= 2, name, "must be between -2 and 2", value)
+        _require(
+            self.repetition_penalty > 0,
+            "repetition_penalty",
+            "must be greater than 0",
+            self.repetition_penalty,
+        )
+        for bias in self.logit_bias.values():
+            _require(-100 <= bias <= 100, "logit_bias", "values must be between -100 and 100", bias)
+
+    def _check_finite(self) -> None:
+        for name in ("temperature", "repetition_penalty"):
+            value = getattr(self, name)
+            _require(math.isfinite(value), name, "must be finite", value)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Temperatures this small would overflow the scaled logits; they mean the maximum."""
+        return self.temperature < 1e-5
+
+
+def _require(condition: bool, name: str, rule: str, value: object) -> None:
+    if not condition:
+        raise ValueError(f"{name} {rule}, got {value!r}")
+
+
+def child_seed(seed: int, index: int) -> int:
+    """Seed of choice `index` of a request: `seed` itself for choice 0, else mixed with the index.
+
+    Splitmix64 finaliser (Steele, Lea, Flood 2014), so neighbouring seeds do not share children.
+    """
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    z ^= z >> 31
+    return z - (1 << 64) if z >= 1 << 63 else z

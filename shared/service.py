@@ -1,0 +1,190 @@
+"""The shell every service runs in: one HTTP port, health, metrics, registry, signals, draining.
+
+A service brings a `ServiceCore`; `serve` gives it a `Runtime`, listens, announces the instance and
+stops in order: withdraw from the registry, drain, cancel, close.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Protocol
+
+import aiohttp
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from prometheus_client import CollectorRegistry, generate_latest
+
+from pagemesh.shared.errors import StartupError
+from pagemesh.shared.registry import Instance, Registry
+from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import PROTOCOL, EngineStatus, Hello
+
+log = structlog.get_logger(__name__)
+METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Runtime:
+    """What the shell gives a service: identity, settings, registry, client session, metrics."""
+
+    def __init__(
+        self, service: str, settings: Settings, registry: Registry, session: aiohttp.ClientSession
+    ) -> None:
+        self.service = service
+        self.settings = settings
+        self.registry = registry
+        self.session = session
+        self.metrics = CollectorRegistry()
+        self.epoch = time.time_ns()
+        self.instance_id = f"{service}-{uuid.uuid4().hex[:8]}"
+
+    def hello(self, engines: list[EngineStatus] | None = None) -> Hello:
+        secret = self.settings.mesh.mesh_secret
+        return Hello(PROTOCOL, self.service, self.instance_id, self.epoch, secret, engines or [])
+
+
+class ServiceCore(Protocol):
+    """What a service implements. Everything runs on the one event loop of the process."""
+
+    def routes(self) -> list[web.RouteDef]:
+        """HTTP routes beside /health, /ready and /metrics, the link endpoint included."""
+
+    def not_ready(self) -> str | None:
+        """Why the service cannot do its work now, or None when it can."""
+
+    async def run(self) -> None:
+        """Work until cancelled. An exception ends the process."""
+
+    async def drain(self) -> None:
+        """Take nothing new and return when nothing is in flight."""
+
+
+BuildService = Callable[[Runtime], ServiceCore]
+
+
+async def serve(
+    service: str,
+    settings: Settings,
+    build: BuildService,
+    *,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    middlewares: Sequence[Middleware] = (),
+) -> None:
+    """Run one service until SIGTERM or SIGINT.
+
+    Raises StartupError when the port is busy or Redis cannot be reached.
+    """
+    async with AsyncExitStack() as stack:
+        registry = await _open_registry(settings, stack)
+        session = await stack.enter_async_context(_client_session())
+        runtime = Runtime(service, settings, registry, session)
+        core = build(runtime)
+        runner = web.AppRunner(
+            _app(core, runtime, middlewares), handler_cancellation=True, access_log=None
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        address = await _listen(runner, host, port, tls)
+        instance = Instance(service, runtime.instance_id, address, runtime.epoch)
+        log.info("listening", service=service, address=address, instance=runtime.instance_id)
+        await _run_until_signal(core, runtime, instance)
+
+
+def _client_session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=2.0)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+
+async def _open_registry(settings: Settings, stack: AsyncExitStack) -> Registry:
+    url = settings.mesh.redis_url
+    if url is None:
+        raise StartupError(
+            "a service alone needs a registry: set --redis-url redis://HOST:PORT "
+            "(pagemesh serve brings its own)"
+        )
+    registry = Registry(url, settings.mesh.mesh_name)
+    stack.push_async_callback(registry.close)
+    try:
+        await registry.ping()
+    except Exception as error:
+        raise StartupError(f"cannot reach Redis at {url}: {error}") from error
+    return registry
+
+
+def _app(core: ServiceCore, runtime: Runtime, middlewares: Sequence[Middleware]) -> web.Application:
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "alive"})
+
+    async def ready(_: web.Request) -> web.Response:
+        reason = core.not_ready()
+        body = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
+        return web.json_response(body, status=200 if reason is None else 503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        body = generate_latest(runtime.metrics)
+        return web.Response(body=body, headers={"Content-Type": METRICS_CONTENT_TYPE})
+
+    limit = runtime.settings.gateway.max_body_bytes
+    app = web.Application(client_max_size=limit, middlewares=middlewares)
+    app.router.add_get("/health", health)
+    app.router.add_get("/ready", ready)
+    app.router.add_get("/metrics", metrics)
+    app.add_routes(core.routes())
+    return app
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLContext | None) -> str:
+    site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024)
+    try:
+        await site.start()
+    except OSError as error:
+        raise StartupError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
+            "choose another port or stop what uses it"
+        ) from error
+    bound_host, bound_port = runner.addresses[0][:2]
+    shown = f"[{bound_host}]" if ":" in bound_host else bound_host
+    return f"{shown}:{bound_port}"
+
+
+async def _run_until_signal(core: ServiceCore, runtime: Runtime, instance: Instance) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stopped.set)
+    work = asyncio.create_task(core.run(), name=f"{runtime.service}-run")
+    beat = asyncio.create_task(runtime.registry.announce(instance), name="announce")
+    stop = asyncio.create_task(stopped.wait(), name="signal")
+    # A full collection over a grown heap takes tens of milliseconds; what exists now stays.
+    gc.collect()
+    gc.freeze()
+    try:
+        done, _ = await asyncio.wait({work, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if stop in done:
+            await _withdraw_and_drain(core, runtime, instance, beat)
+        for task in done:
+            task.result()
+    finally:
+        for task in (work, beat, stop):
+            task.cancel()
+        await asyncio.gather(work, beat, stop, return_exceptions=True)
+
+
+async def _withdraw_and_drain(
+    core: ServiceCore, runtime: Runtime, instance: Instance, beat: asyncio.Task[None]
+) -> None:
+    beat.cancel()
+    log.info("draining", timeout_s=runtime.settings.mesh.drain_timeout_s)
+    await runtime.registry.withdraw(instance)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(core.drain(), timeout=runtime.settings.mesh.drain_timeout_s)

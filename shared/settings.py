@@ -1,0 +1,172 @@
+"""The settings tree: the one schema behind YAML files, flags, PAGEMESH_* and the documentation.
+
+Leaf names are unique over the whole tree, so `max_num_seqs` is the flag `--max-num-seqs`, the
+variable `PAGEMESH_MAX_NUM_SEQS`, the keyword of `LLM(max_num_seqs=…)`, and the YAML key, at the
+top level or under its section. `shared/settings_sources.py` reads the sources into this tree.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+def _meta(help_text: str, *, day_one: bool = False, secret: bool = False) -> Meta:
+    return Meta(description=help_text, extra={"day_one": day_one, "secret": secret})
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: Annotated[
+        str,
+        _meta(
+            "What to serve: a folder, a .gguf file, a Hub id, or a built-in name "
+            "(smollm2-135m-instruct)",
+            day_one=True,
+        ),
+    ] = "smollm2-135m-instruct"
+    served_model_name: Annotated[
+        list[str], _meta("Names clients may use; default: the model's own name", day_one=True)
+    ] = []
+    revision: Annotated[str | None, _meta("Hub revision (branch, tag or commit)")] = None
+    tokenizer: Annotated[str | None, _meta("Take the tokenizer from this folder or Hub id")] = None
+    chat_template: Annotated[
+        str | None, _meta("A Jinja file, or the template itself, replacing the model's own")
+    ] = None
+    trust_remote_code: Annotated[
+        bool, _meta("Run Python code that ships with the model's tokenizer or config")
+    ] = False
+    load_format: Annotated[
+        Literal["auto", "dummy"], _meta("dummy: random weights, for speed tests")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32", "float16"],
+        _meta("Type of weights and KV cache; auto is bfloat16"),
+    ] = "auto"
+    max_model_len: Annotated[
+        int | None,
+        _meta(
+            "Longest prompt plus answer, in tokens; default: the model's, lowered to what fits",
+            day_one=True,
+        ),
+    ] = None
+    cache_dir: Annotated[str, _meta("Where models are kept")] = "~/.cache/pagemesh"
+
+
+class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    block_size: Annotated[int, _meta("Tokens per KV block"), Meta(ge=1, le=256)] = 16
+    gpu_memory_utilization: Annotated[
+        float,
+        _meta(
+            "Share of the device's memory to use (GPU only; see --kv-cache-memory)", day_one=True
+        ),
+        Meta(gt=0, le=1),
+    ] = 0.9
+    kv_cache_memory: Annotated[
+        str | None,
+        _meta(
+            "Size of the KV pool, such as 512MiB or 2GiB; default on a CPU: 25% of available "
+            "memory, at most 1GiB"
+        ),
+    ] = None
+    enable_prefix_caching: Annotated[bool, _meta("Reuse the KV blocks of common prefixes")] = True
+
+
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    max_num_seqs: Annotated[
+        int, _meta("Most requests in one step", day_one=True), Meta(ge=1, le=65536)
+    ] = 256
+    max_num_batched_tokens: Annotated[
+        int | None,
+        _meta("Token budget of one step; default: 8192 on a GPU, 512 on a CPU", day_one=True),
+        Meta(ge=1),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool, _meta("Split long prompts over steps (off needs a budget of at least max_model_len)")
+    ] = True
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"], _meta("Order of the waiting queue")
+    ] = "fcfs"
+    max_waiting: Annotated[
+        int, _meta("Most requests waiting in one engine; more are answered 429"), Meta(ge=1)
+    ] = 2048
+    run_ahead_depth: Annotated[
+        int, _meta("Steps planned before their tokens are known"), Meta(ge=1, le=8)
+    ] = 2
+    watermark: Annotated[
+        float,
+        _meta("Share of blocks kept free when admitting beside running requests"),
+        Meta(ge=0, lt=1),
+    ] = 0.01
+
+
+class ParallelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tensor_parallel_size: Annotated[int, _meta("Devices one worker group spans"), Meta(ge=1)] = 1
+    device: Annotated[Literal["auto", "cpu", "cuda"], _meta("Where the worker computes")] = "auto"
+    threads: Annotated[
+        int | None, _meta("CPU threads of the worker; default: the cores it may use"), Meta(ge=1)
+    ] = None
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[str, _meta("Address the gateway listens on", day_one=True)] = "127.0.0.1"
+    port: Annotated[
+        int, _meta("Port the gateway listens on", day_one=True), Meta(ge=0, le=65535)
+    ] = 8000
+    api_key: Annotated[
+        list[str], _meta("Keys clients must send as Bearer tokens", day_one=True, secret=True)
+    ] = []
+    allow_unauthenticated: Annotated[
+        bool, _meta("Let a host other than loopback listen without an API key")
+    ] = False
+    ssl_certfile: Annotated[str | None, _meta("TLS certificate chain (PEM)")] = None
+    ssl_keyfile: Annotated[str | None, _meta("TLS private key (PEM)")] = None
+    max_body_bytes: Annotated[int, _meta("Largest request body"), Meta(ge=1024)] = 32 * 2**20
+    request_timeout_s: Annotated[
+        float, _meta("How long a request may wait for an engine to appear"), Meta(gt=0)
+    ] = 30.0
+    seed: Annotated[
+        int | None,
+        _meta("Seed of the seeds drawn for requests that bring none; default: random"),
+    ] = None
+
+
+class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    redis_url: Annotated[
+        str | None, _meta("redis:// URL of the registry; default: an embedded Valkey")
+    ] = None
+    mesh_name: Annotated[str, _meta("Prefix of this mesh's keys in Redis")] = "pagemesh"
+    mesh_secret: Annotated[
+        str, _meta("Shared secret of the links between services", secret=True)
+    ] = ""
+    service_host: Annotated[str, _meta("Address inner services listen on and announce")] = (
+        "127.0.0.1"
+    )
+    service_port: Annotated[
+        int, _meta("Port of an inner service; 0 takes a free one"), Meta(ge=0, le=65535)
+    ] = 0
+    drain_timeout_s: Annotated[
+        float, _meta("How long running requests may finish after SIGTERM"), Meta(ge=0)
+    ] = 5.0
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _meta("Least severe log line shown")
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "human", "json"], _meta("auto: human in a terminal, JSON otherwise")
+    ] = "auto"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set. Sections only group; leaf names are unique."""
+
+    model: ModelSettings = ModelSettings()
+    cache: CacheSettings = CacheSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    parallel: ParallelSettings = ParallelSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    mesh: MeshSettings = MeshSettings()
+    log: LogSettings = LogSettings()
