@@ -41,7 +41,9 @@ class Registry:
     """The registry keys of one mesh. Owner of its Redis connection: call `close`."""
 
     def __init__(self, redis_url: str, mesh_name: str) -> None:
-        self._redis = Redis.from_url(redis_url, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._redis = Redis.from_url(
+            redis_url, socket_timeout=2.0, socket_connect_timeout=2.0, decode_responses=True
+        )
         self._mesh = mesh_name
         self._away = False
 
@@ -77,7 +79,7 @@ class Registry:
         Raises redis.RedisError or OSError when Redis is away.
         """
         ids = await self._redis.smembers(self._ids_key(service))  # type: ignore[misc, unused-ignore]
-        names = sorted(item.decode() for item in ids)
+        names = sorted(map(str, ids))
         if not names:
             return []
         values = await self._redis.mget([self._key(service, name) for name in names])
