@@ -12,6 +12,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from pagemesh.shared.errors import SettingsError
+
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+Count = Annotated[int, Meta(ge=1)]
+
 
 def _meta(help_text: str, *, day_one: bool = False, secret: bool = False) -> Meta:
     return Meta(description=help_text, extra={"day_one": day_one, "secret": secret})
@@ -45,7 +50,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _meta("Type of weights and KV cache; auto is bfloat16"),
     ] = "auto"
     max_model_len: Annotated[
-        int | None,
+        Count | None,
         _meta(
             "Longest prompt plus answer, in tokens; default: the model's, lowered to what fits",
             day_one=True,
@@ -67,7 +72,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         str | None,
         _meta(
             "Size of the KV pool, such as 512MiB or 2GiB; default on a CPU: 25% of available "
-            "memory, at most 1GiB"
+            "memory, at most 1GiB",
+            day_one=True,
         ),
     ] = None
     enable_prefix_caching: Annotated[bool, _meta("Reuse the KV blocks of common prefixes")] = True
@@ -78,9 +84,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         int, _meta("Most requests in one step", day_one=True), Meta(ge=1, le=65536)
     ] = 256
     max_num_batched_tokens: Annotated[
-        int | None,
+        Count | None,
         _meta("Token budget of one step; default: 8192 on a GPU, 512 on a CPU", day_one=True),
-        Meta(ge=1),
     ] = None
     enable_chunked_prefill: Annotated[
         bool, _meta("Split long prompts over steps (off needs a budget of at least max_model_len)")
@@ -105,7 +110,7 @@ class ParallelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tensor_parallel_size: Annotated[int, _meta("Devices one worker group spans"), Meta(ge=1)] = 1
     device: Annotated[Literal["auto", "cpu", "cuda"], _meta("Where the worker computes")] = "auto"
     threads: Annotated[
-        int | None, _meta("CPU threads of the worker; default: the cores it may use"), Meta(ge=1)
+        Count | None, _meta("CPU threads of the worker; default: the cores it may use")
     ] = None
 
 
@@ -170,3 +175,42 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gateway: GatewaySettings = GatewaySettings()
     mesh: MeshSettings = MeshSettings()
     log: LogSettings = LogSettings()
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse values that contradict each other. Raises SettingsError."""
+    gateway = settings.gateway
+    if (gateway.ssl_certfile is None) != (gateway.ssl_keyfile is None):
+        raise SettingsError(
+            "ssl_certfile and ssl_keyfile go together: set both or neither", key="ssl_certfile"
+        )
+    if settings.parallel.tensor_parallel_size != 1:
+        raise SettingsError(
+            "tensor_parallel_size must be 1: tensor parallelism is not available yet",
+            key="tensor_parallel_size",
+        )
+    _check_exposure(gateway)
+    _check_chunking(settings)
+
+
+def _check_exposure(gateway: GatewaySettings) -> None:
+    guarded = bool(gateway.api_key) or gateway.allow_unauthenticated
+    if gateway.host not in LOOPBACK_HOSTS and not guarded:
+        raise SettingsError(
+            f"host {gateway.host} is reachable from other machines: set an --api-key, or "
+            "--allow-unauthenticated to let anybody in",
+            key="host",
+        )
+
+
+def _check_chunking(settings: Settings) -> None:
+    """Against a known length; the scheduler checks the length that the model brings."""
+    budget, length = settings.scheduler.max_num_batched_tokens, settings.model.max_model_len
+    if settings.scheduler.enable_chunked_prefill or budget is None or length is None:
+        return
+    if budget < length:
+        raise SettingsError(
+            f"without chunked prefill max_num_batched_tokens ({budget}) must be at least "
+            f"max_model_len ({length})",
+            key="enable_chunked_prefill",
+        )

@@ -1,0 +1,128 @@
+"""The command `pagemesh`: serve a model, run one service, prepare a model, show the settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from pagemesh.flags import Parser, add_setting_flags, normal_argv, refuse_unknown
+from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.logs import configure_logging
+from pagemesh.shared.settings_sources import Loaded, load_settings
+
+EXIT_STARTUP: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+_COMMANDS: Final = {
+    "serve": "serve MODEL: every service and an embedded registry, on this machine",
+    "gateway": "run one gateway: the OpenAI-style HTTP API",
+    "tokenizer": "run one tokenizer service: text to token ids and back",
+    "scheduler": "run one scheduler: queues, KV blocks, step plans",
+    "worker": "run one worker: the model on this machine's device",
+    "prepare": "read MODEL once into the folder that the services use",
+}
+_USAGE: Final = "pagemesh COMMAND [MODEL] [--flag VALUE …]"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 1 (failed), 2 (cannot start) or 130."""
+    try:
+        return _dispatch(sys.argv[1:] if argv is None else argv)
+    except StartupError as error:
+        print(f"pagemesh: error: {error}", file=sys.stderr)
+        return EXIT_STARTUP
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    parser, by_command = _build_parsers()
+    namespace, extras = parser.parse_known_args(normal_argv(argv))
+    given = vars(namespace)
+    command: str = given.pop("command")
+    refuse_unknown(extras, by_command[command])
+    loaded = _load(given)
+    return _ACTIONS.get(command, _run_service)(command, loaded)
+
+
+def _build_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    parser = Parser(prog="pagemesh", description="An LLM serving mesh.", usage=_USAGE)
+    parser.add_argument("--version", action="version", version=f"pagemesh {version('pagemesh')}")
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, prog="pagemesh"
+    )
+    by_command: dict[str, argparse.ArgumentParser] = {}
+    for name, help_text in _COMMANDS.items():
+        by_command[name] = _add_command(commands, name, help_text)
+    config = commands.add_parser("config", help="config show: each setting and its origin")
+    actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)
+    by_command["config"] = _add_command(actions, "show", "print each setting and its origin")
+    return parser, by_command
+
+
+def _add_command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=help_text, description=help_text, usage="%(prog)s [MODEL] [--flag VALUE …]"
+    )
+    command.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
+    add_setting_flags(command)
+    return command
+
+
+def _load(given: dict[str, Any]) -> Loaded:
+    given.pop("action", None)
+    config = given.pop("config", None)
+    positional = given.pop("positional_model", None)
+    if positional is not None:
+        if given.get("model", positional) != positional:
+            raise SettingsError(
+                f"two models are given: {positional} and {given['model']}", key="model"
+            )
+        given["model"] = positional
+    return load_settings(given, Path(config) if config else None, os.environ)
+
+
+def _serve(command: str, loaded: Loaded) -> int:
+    from pagemesh.launcher import serve_mesh
+
+    configure_logging(command, loaded.settings.log)
+    return serve_mesh(loaded.settings)
+
+
+def _prepare(command: str, loaded: Loaded) -> int:
+    from pagemesh.prepare import prepare
+
+    configure_logging(command, loaded.settings.log)
+    print(prepare(loaded.settings.model))
+    return 0
+
+
+def _show_config(_: str, loaded: Loaded) -> int:
+    from pagemesh.config_show import settings_table
+
+    print(settings_table(loaded))
+    return 0
+
+
+def _run_service(command: str, loaded: Loaded) -> int:
+    from pagemesh.services import run_service
+
+    configure_logging(command, loaded.settings.log)
+    run_service(command, loaded.settings)
+    return 0
+
+
+_ACTIONS: Final[dict[str, Callable[[str, Loaded], int]]] = {
+    "serve": _serve,
+    "prepare": _prepare,
+    "config": _show_config,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""What `pagemesh config show` prints: every setting, its value and where the value came from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from pagemesh.shared.settings_sources import MASK, Loaded, SettingField, setting_fields
+
+
+def settings_table(loaded: Loaded) -> str:
+    """One line per setting, by section. Secrets are masked."""
+    fields = setting_fields().values()
+    rows = [(field, shown_value(loaded, field), loaded.origins[field.key]) for field in fields]
+    key_width = max(len(field.key) for field in fields)
+    value_width = min(40, max(len(value) for _, value, _ in rows))
+    lines: list[str] = []
+    section = ""
+    for field, value, origin in rows:
+        if field.section != section:
+            section = field.section
+            lines.append(f"{section}:")
+        lines.append(f"  {field.key:<{key_width}}  {value:<{value_width}}  {origin}")
+    return "\n".join(lines)
+
+
+def shown_value(loaded: Loaded, field: SettingField) -> str:
+    value: Any = getattr(getattr(loaded.settings, field.section), field.key)
+    if field.secret and value:
+        return MASK
+    return mask_url_password(msgspec.json.encode(value).decode())
+
+
+def mask_url_password(text: str) -> str:
+    """`redis://user:password@host` and `?password=…` with the password masked."""
+    text = re.sub(r"(://[^:/@\s]*:)[^@/\s]+@", rf"\1{MASK}@", text)
+    return re.sub(r"([?&]password=)[^&\s\"]+", rf"\1{MASK}", text)

@@ -1,0 +1,78 @@
+"""Run one service in this process. Each import is lazy: a service loads only what it needs."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+import uvloop
+from aiohttp.typedefs import Middleware
+
+from pagemesh.shared.errors import StartupError
+from pagemesh.shared.service import BuildService, serve
+from pagemesh.shared.settings import GatewaySettings, Settings
+
+_INNER: Final = {
+    "tokenizer": ("pagemesh.tokenizer_svc.service", "TokenizerService"),
+    "scheduler": ("pagemesh.scheduler_svc.service", "SchedulerService"),
+    "worker": ("pagemesh.worker_svc.service", "WorkerService"),
+}
+
+
+def run_service(service: str, settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT. Raises StartupError when the service cannot start."""
+    if service == "gateway":
+        _run_gateway(settings)
+    else:
+        _run_inner(service, settings)
+
+
+def _run_gateway(settings: Settings) -> None:
+    from pagemesh.gateway.service import GatewayService, middlewares
+
+    gateway = settings.gateway
+    _run(
+        "gateway",
+        settings,
+        GatewayService,
+        address=(gateway.host, gateway.port),
+        tls=_tls(gateway),
+        middlewares=middlewares(settings),
+    )
+
+
+def _run_inner(service: str, settings: Settings) -> None:
+    module, name = _INNER[service]
+    build: BuildService = getattr(import_module(module), name)
+    _run(service, settings, build, address=(settings.mesh.service_host, settings.mesh.service_port))
+
+
+def _run(
+    service: str,
+    settings: Settings,
+    build: BuildService,
+    *,
+    address: tuple[str, int],
+    tls: ssl.SSLContext | None = None,
+    middlewares: Sequence[Middleware] = (),
+) -> None:
+    host, port = address
+    running = serve(
+        service, settings, build, host=host, port=port, tls=tls, middlewares=middlewares
+    )
+    uvloop.run(running)
+
+
+def _tls(gateway: GatewaySettings) -> ssl.SSLContext | None:
+    if gateway.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(gateway.ssl_certfile, gateway.ssl_keyfile)
+    except OSError as error:  # ssl.SSLError is one too
+        raise StartupError(
+            f"cannot use the TLS files {gateway.ssl_certfile} and {gateway.ssl_keyfile}: {error}"
+        ) from error
+    return context

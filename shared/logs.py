@@ -1,0 +1,88 @@
+"""Logging: structlog everywhere, the standard library's loggers routed through it.
+
+Lines go to stderr, for a person in a terminal or as JSON otherwise. Each carries the service's
+name, and whatever the task bound: `structlog.contextvars.bind_contextvars(request_id=…)`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Final
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from pagemesh.shared.settings import LogSettings
+
+# Libraries that narrate at info level what is of interest only when debugging them.
+_QUIET: Final = ("asyncio", "filelock", "httpx", "urllib3", "huggingface_hub")
+
+
+def configure_logging(service: str, settings: LogSettings) -> None:
+    """Route structlog and logging of this process to stderr. Call once, at the start of main."""
+    shared = _shared_processors(service)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=_renderers(settings)
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(settings.log_level.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+    logging.captureWarnings(True)
+
+
+def is_human(settings: LogSettings) -> bool:
+    """Whether lines are written for a person."""
+    if settings.log_format == "auto":
+        return sys.stderr.isatty()
+    return settings.log_format == "human"
+
+
+def _shared_processors(service: str) -> list[Processor]:
+    def add_service(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        return event
+
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_service,
+    ]
+
+
+def _renderers(settings: LogSettings) -> list[Processor]:
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    if not is_human(settings):
+        return [
+            remove_meta,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ]
+    colors = "NO_COLOR" not in os.environ and (sys.stderr.isatty() or "FORCE_COLOR" in os.environ)
+    return [
+        remove_meta,
+        structlog.dev.ConsoleRenderer(
+            colors=colors,
+            pad_event_to=28,
+            exception_formatter=structlog.dev.plain_traceback,
+        ),
+    ]
