@@ -42,7 +42,8 @@ class ModelCard(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """What a worker group offers its scheduler."""
+    """What a worker group offers its scheduler. `num_blocks` counts the null block 0, which holds
+    no request's tokens."""
 
     num_blocks: int
     max_num_seqs: int
@@ -310,6 +311,10 @@ class NewRow(NamedTuple):
 
 class Step(NamedTuple):
     """One step of the batch, a diff against step `base`.
+
+    Steps count from 1. `base` 0 is a snapshot: a diff against an empty batch, so the worker drops
+    every row it had and takes over `epoch`; other steps must carry that epoch and `base` = the
+    last step.
 
     Applied in this order: `gone` slots are freed, `new` rows enter, `cont` appends blocks,
     `copies` (packed pairs src, dst) are made, then `slots[i]` computes `n_tokens[i]` tokens
