@@ -10,13 +10,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from pagemesh.flags import Parser, add_setting_flags, normal_argv, refuse_unknown
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.logs import configure_logging
 from pagemesh.shared.settings_sources import Loaded, load_settings
 
+EXIT_FAILED: Final = 1
 EXIT_STARTUP: Final = 2
 EXIT_INTERRUPTED: Final = 130
+
+log = structlog.get_logger(__name__)
 
 _COMMANDS: Final = {
     "serve": "serve MODEL: every service and an embedded registry, on this machine",
@@ -113,7 +118,13 @@ def _run_service(command: str, loaded: Loaded) -> int:
     from pagemesh.services import run_service
 
     configure_logging(command, loaded.settings.log)
-    run_service(command, loaded.settings)
+    try:
+        run_service(command, loaded.settings)
+    except StartupError:
+        raise
+    except Exception:
+        log.exception("service_failed")
+        return EXIT_FAILED
     return 0
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
-from pagemesh.shared.settings_sources import MASK, Loaded, SettingField, setting_fields
+from pagemesh.shared.registry import MASK, masked_url
+from pagemesh.shared.settings_sources import Loaded, SettingField, setting_fields
 
 
 def settings_table(loaded: Loaded) -> str:
@@ -30,10 +30,4 @@ def shown_value(loaded: Loaded, field: SettingField) -> str:
     value: Any = getattr(getattr(loaded.settings, field.section), field.key)
     if field.secret and value:
         return MASK
-    return mask_url_password(msgspec.json.encode(value).decode())
-
-
-def mask_url_password(text: str) -> str:
-    """`redis://user:password@host` and `?password=…` with the password masked."""
-    text = re.sub(r"(://[^:/@\s]*:)[^@/\s]+@", rf"\1{MASK}@", text)
-    return re.sub(r"([?&]password=)[^&\s\"]+", rf"\1{MASK}", text)
+    return masked_url(msgspec.json.encode(value).decode())

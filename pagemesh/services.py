@@ -23,10 +23,16 @@ _INNER: Final = {
 
 def run_service(service: str, settings: Settings) -> None:
     """Run until SIGTERM or SIGINT. Raises StartupError when the service cannot start."""
-    if service == "gateway":
-        _run_gateway(settings)
-    else:
-        _run_inner(service, settings)
+    try:
+        if service == "gateway":
+            _run_gateway(settings)
+        else:
+            _run_inner(service, settings)
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"the {service} service needs the package {error.name}, which is not installed: "
+            f"pip install 'pagemesh[{service}]'"
+        ) from error
 
 
 def _run_gateway(settings: Settings) -> None:

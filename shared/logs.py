@@ -77,9 +77,16 @@ def _renderers(settings: LogSettings) -> list[Processor]:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ]
+
+    def drop_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        for name in ("logger", "service"):
+            event.pop(name, None)
+        return event
+
     colors = "NO_COLOR" not in os.environ and (sys.stderr.isatty() or "FORCE_COLOR" in os.environ)
     return [
         remove_meta,
+        drop_origin,
         structlog.dev.ConsoleRenderer(
             colors=colors,
             pad_event_to=28,

@@ -9,6 +9,7 @@ already open stay open.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
@@ -22,6 +23,7 @@ from pagemesh.shared.wire import PROTOCOL
 HEARTBEAT_S: Final = 1.0
 KEY_TTL_S: Final = 3.0
 WATCH_PERIOD_S: Final = 0.25
+MASK: Final = "********"
 _AWAY = (RedisError, OSError, TimeoutError)
 
 log = structlog.get_logger(__name__)
@@ -134,3 +136,9 @@ class Registry:
 
     def _ids_key(self, service: str) -> str:
         return f"{self._mesh}:instances:{service}"
+
+
+def masked_url(url: str) -> str:
+    """`url` without its password, `redis://user:password@host` or `unix://…?password=…`."""
+    url = re.sub(r"(://[^:/@\s]*:)[^@/\s]+@", rf"\1{MASK}@", url)
+    return re.sub(r"([?&]password=)[^&\s]+", rf"\1{MASK}", url)

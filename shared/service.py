@@ -24,7 +24,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pagemesh.shared.errors import StartupError
-from pagemesh.shared.registry import Instance, Registry
+from pagemesh.shared.registry import Instance, Registry, masked_url
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import PROTOCOL, EngineStatus, Hello
 
@@ -117,7 +117,7 @@ async def _open_registry(settings: Settings, stack: AsyncExitStack) -> Registry:
     try:
         await registry.ping()
     except Exception as error:
-        raise StartupError(f"cannot reach Redis at {url}: {error}") from error
+        raise StartupError(f"cannot reach Redis at {masked_url(url)}: {error}") from error
     return registry
 
 

@@ -22,7 +22,6 @@ from pagemesh.shared.settings import Settings, check_settings
 ENV_PREFIX: Final = "PAGEMESH_"
 CONFIG_VARIABLE: Final = "PAGEMESH_CONFIG"
 DEFAULT: Final = "default"
-MASK: Final = "********"
 
 
 class SettingField(NamedTuple):
@@ -127,6 +126,23 @@ def load_settings(
     return Loaded(settings, origins)
 
 
+def environ_of(settings: Settings) -> dict[str, str]:
+    """The variables from which another process loads the same settings. Holds the secrets."""
+    variables: dict[str, str] = {}
+    for field in setting_fields().values():
+        value = getattr(getattr(settings, field.section), field.key)
+        if value != field.default:
+            # JSON spells lists, numbers and booleans as the schema reads them back.
+            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            variables[field.variable] = text
+    return variables
+
+
+def is_ours(variable: str) -> bool:
+    """Whether an environment variable belongs to the settings."""
+    return variable.startswith(ENV_PREFIX)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name most like `name`."""
     return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
@@ -175,7 +191,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Given]:
     variables = {field.variable: field for field in setting_fields().values()}
     given: dict[str, Given] = {}
     for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name == CONFIG_VARIABLE or not text:
+        if not is_ours(name) or name == CONFIG_VARIABLE or not text:
             continue
         if name not in variables:
             _unknown(name, nearest(name, [*variables, CONFIG_VARIABLE]), "the environment", name)
@@ -223,7 +239,7 @@ def _typed(field: SettingField, given: Given) -> Any:
         # Text sources hold "8000" and "true"; lax mode reads them as what the schema wants.
         return msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as error:
-        shown = MASK if field.secret else repr(given.value)
+        shown = "(a secret)" if field.secret else repr(given.value)
         raise SettingsError(
             f"{field.key} = {shown} (from {given.origin}) will not do: {_wanted(field, error)}",
             key=field.key,
