@@ -43,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_STARTUP
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Exception:
+        # As a log line, so that it stays one line where logs are JSON.
+        log.exception("failed")
+        return EXIT_FAILED
 
 
 def _dispatch(argv: Sequence[str]) -> int:
@@ -118,13 +122,7 @@ def _run_service(command: str, loaded: Loaded) -> int:
     from pagemesh.services import run_service
 
     configure_logging(command, loaded.settings.log)
-    try:
-        run_service(command, loaded.settings)
-    except StartupError:
-        raise
-    except Exception:
-        log.exception("service_failed")
-        return EXIT_FAILED
+    run_service(command, loaded.settings)
     return 0
 
 

@@ -106,9 +106,7 @@ def _complete(settings: Settings) -> Settings:
 
     Raises StartupError when the port is busy.
     """
-    gateway = replace(
-        settings.gateway, port=_free_port(settings.gateway.host, settings.gateway.port)
-    )
+    port = _free_port(settings.gateway.host, settings.gateway.port)
     mesh = replace(settings.mesh, mesh_secret=settings.mesh.mesh_secret or secrets.token_hex(32))
     log_format = "human" if is_human(settings.log) else "json"
     return replace(

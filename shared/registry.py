@@ -141,4 +141,4 @@ class Registry:
 def masked_url(url: str) -> str:
     """`url` without its password, `redis://user:password@host` or `unix://…?password=…`."""
     url = re.sub(r"(://[^:/@\s]*:)[^@/\s]+@", rf"\1{MASK}@", url)
-    return re.sub(r"([?&]password=)[^&\s]+", rf"\1{MASK}", url)
+    return re.sub(r"([?&]password=)[^&\s\"]+", rf"\1{MASK}", url)

@@ -10,12 +10,14 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 import structlog
@@ -29,6 +31,7 @@ from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import PROTOCOL, EngineStatus, Hello
 
 log = structlog.get_logger(__name__)
+_WILDCARDS = ("0.0.0.0", "[::]")
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -95,7 +98,8 @@ async def serve(
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         address = await _listen(runner, host, port, tls)
-        instance = Instance(service, runtime.instance_id, address, runtime.epoch)
+        announced = _announced(address, settings.mesh.redis_url or "")
+        instance = Instance(service, runtime.instance_id, announced, runtime.epoch)
         log.info("listening", service=service, address=address, instance=runtime.instance_id)
         await _run_until_signal(core, runtime, instance)
 
@@ -155,6 +159,20 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLConte
     bound_host, bound_port = runner.addresses[0][:2]
     shown = f"[{bound_host}]" if ":" in bound_host else bound_host
     return f"{shown}:{bound_port}"
+
+
+def _announced(address: str, redis_url: str) -> str:
+    """`address` as peers reach it: a wildcard becomes the address this host shows to Redis."""
+    host, port = address.rsplit(":", 1)
+    if host not in _WILDCARDS:
+        return address
+    redis = urlsplit(redis_url)
+    family = socket.AF_INET6 if host == "[::]" else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only picks the route.
+        probe.connect((redis.hostname or "localhost", redis.port or 6379))
+        own = probe.getsockname()[0]
+    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 
 
 async def _run_until_signal(core: ServiceCore, runtime: Runtime, instance: Instance) -> None:
