@@ -1,0 +1,43 @@
+"""The KV pool: one allocation for all layers, cut into pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """`k[layer]` and `v[layer]` are views [num_blocks, n_kv_heads, block_tokens, head_dim].
+
+    Starts as zeros. Block 0 is the null block: nothing may write it, so that it stays zero.
+    """
+
+    def __init__(
+        self,
+        n_layers: int,
+        num_blocks: int,
+        block_tokens: int,
+        n_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        shape = (n_layers, 2, num_blocks, n_kv_heads, block_tokens, head_dim)
+        self._pool = torch.zeros(shape, dtype=dtype, device=device)
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.k: list[Tensor] = [layer[0] for layer in self._pool]
+        self.v: list[Tensor] = [layer[1] for layer in self._pool]
+
+    def copy_blocks(self, src: Tensor, dst: Tensor) -> None:
+        """Copy blocks src int64[N] over blocks dst int64[N], in every layer.
+
+        All reads come before all writes, so a block may be both a source and a destination.
+        """
+        self._pool[:, :, dst] = self._pool[:, :, src]
+
+    @staticmethod
+    def bytes_per_block(
+        n_layers: int, block_tokens: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> int:
+        return 2 * n_layers * block_tokens * n_kv_heads * head_dim * dtype.itemsize
