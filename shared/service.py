@@ -32,6 +32,7 @@ from pagemesh.shared.wire import PROTOCOL, EngineStatus, Hello
 
 log = structlog.get_logger(__name__)
 _WILDCARDS = ("0.0.0.0", "[::]")
+LAST_HANDLERS_S = 1.0
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -93,7 +94,11 @@ async def serve(
         runtime = Runtime(service, settings, registry, session)
         core = build(runtime)
         runner = web.AppRunner(
-            _app(core, runtime, middlewares), handler_cancellation=True, access_log=None
+            _app(core, runtime, middlewares),
+            handler_cancellation=True,
+            access_log=None,
+            # After the drain only links and lost clients are left; they need no patience.
+            shutdown_timeout=LAST_HANDLERS_S,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import subprocess
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
+from pagemesh.embedded_valkey import embedded_valkey
 from pagemesh.prepare import prepare
 from pagemesh.shared.settings import ModelSettings
+from pagemesh.supervisor import guarded
 
 
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """The prepared folder of the real SmolLM2-135M-Instruct, kept in the user's cache."""
     return prepare(ModelSettings())
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real Valkey for the whole session; isolate tests with `mesh_name`."""
+    with embedded_valkey() as valkey:
+        server = subprocess.Popen(
+            guarded(valkey.spec.command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        assert server.stdin is not None
+        server.stdin.write(valkey.spec.config)
+        server.stdin.close()
+        wait_for_redis(valkey.url)
+        yield valkey.url
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture
+def mesh_name() -> str:
+    """A prefix of keys that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:8]}"
+
+
+def wait_for_redis(url: str) -> None:
+    retry = Retry(ConstantBackoff(0.02), retries=500, supported_errors=(redis.ConnectionError,))
+    with redis.Redis.from_url(url, retry=retry) as client:
+        client.ping()

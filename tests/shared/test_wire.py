@@ -1,0 +1,156 @@
+"""Frames: every message survives the wire, and nothing else gets through."""
+
+from __future__ import annotations
+
+import builtins
+import types
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import (
+    BadFrame,
+    Cancel,
+    Deltas,
+    End,
+    Hello,
+    Message,
+    Step,
+    StepResult,
+    decode,
+    encode,
+    pack_ids,
+    unpack_ids,
+)
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+PARAMS = st.builds(
+    SamplingParams,
+    n=st.integers(1, 4),
+    max_tokens=st.none() | st.integers(1, 100),
+    temperature=st.floats(0, 2),
+    logit_bias=st.dictionaries(st.integers(0, 1000), st.floats(-100, 100), max_size=3),
+    seed=st.none() | INT64,
+    stop=st.lists(st.text(min_size=1), max_size=2),
+)
+SCALARS = {
+    int: INT64,
+    float: st.floats(allow_nan=False),
+    str: st.text(),
+    bytes: st.binary(max_size=20),
+    bool: st.booleans(),
+    type(None): st.none(),
+    # Any stands for the JSON of chat messages and template arguments.
+    Any: st.none() | st.booleans() | INT64 | st.text(),
+    SamplingParams: PARAMS,
+}
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a wire type. (Registering ranges for int itself would leak into other tests.)"""
+    if hint in SCALARS:
+        return SCALARS[hint]
+    args = get_args(hint)
+    match get_origin(hint):
+        case builtins.list:
+            return st.lists(values(args[0]), max_size=2)
+        case builtins.tuple:
+            return st.tuples(*map(values, args))
+        case builtins.dict:
+            return st.dictionaries(values(args[0]), values(args[1]), max_size=2)
+        case types.UnionType:
+            return st.one_of(*map(values, args))
+    fields = get_type_hints(hint)
+    return st.builds(hint, **{name: values(field) for name, field in fields.items()})
+
+
+MESSAGES = values(Message)
+
+
+@given(MESSAGES)
+def test_every_message_survives_the_wire(message: Message) -> None:
+    again = decode(encode(message))
+    assert again == message
+    assert type(again) is type(message)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_bad_frame_or_a_message(frame: bytes) -> None:
+    try:
+        decode(frame)
+    except BadFrame:
+        return
+
+
+@given(MESSAGES, st.data())
+def test_a_damaged_frame_raises_only_bad_frame(message: Message, data: st.DataObject) -> None:
+    frame = bytearray(encode(message))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] = data.draw(st.integers(0, 255))
+    try:
+        decode(bytes(frame[: data.draw(st.integers(0, len(frame)))]))
+    except BadFrame:
+        return
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        [999],
+        [-1, "id"],
+        ["text"],
+        {"tag": 4},
+        [4],
+        [4, 17],
+        [4, "id", "one too many"],
+        "text",
+        None,
+    ],
+)
+def test_what_is_no_message_is_a_bad_frame(fields: Any) -> None:
+    with pytest.raises(BadFrame):
+        decode(msgpack.packb(fields))
+
+
+def test_deep_nesting_is_a_bad_frame() -> None:
+    with pytest.raises(BadFrame):
+        decode(b"\x91" * 100_000)
+
+
+def test_tags_are_an_interface() -> None:
+    """A new message goes to the end of the union; a changed order needs a new PROTOCOL."""
+    names = [kind.__name__ for kind in get_args(Message)]
+    assert names[:4] == ["Hello", "Refused", "Engines", "Generate"]
+    assert encode(Cancel("r"))[1] == names.index("Cancel")
+    assert [names.index(kind.__name__) for kind in (Hello, Deltas, End, Step, StepResult)] == [
+        0,
+        8,
+        13,
+        16,
+        17,
+    ]
+
+
+def test_a_steady_decode_step_is_a_few_bytes_a_row() -> None:
+    rows = 256
+    step = Step(1, 2, 1, b"", [], [], b"", pack_ids(range(rows)), pack_ids([1] * rows))
+    assert len(encode(step)) < 10 * rows
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_ids_survive_packing(ids: list[int]) -> None:
+    assert unpack_ids(pack_ids(ids)) == ids
+
+
+def test_ids_beyond_int32_do_not_pack() -> None:
+    with pytest.raises(OverflowError):
+        pack_ids([2**31])
+
+
+def test_packed_ids_are_little_endian() -> None:
+    assert pack_ids([1, -2]) == b"\x01\x00\x00\x00\xfe\xff\xff\xff"
