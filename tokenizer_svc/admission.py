@@ -1,0 +1,87 @@
+"""From a Generate to placements: pure, and slow enough for a thread of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.hashing import chain_hashes
+from pagemesh.shared.sampling import SamplingParams, child_seed
+from pagemesh.shared.wire import Generate, ModelCard, Prompt, Submit, pack_ids
+from pagemesh.tokenizer_svc.checks import check_params, check_prompt, resolve_max_tokens
+from pagemesh.tokenizer_svc.text_model import TextModel
+
+
+class Prepared(NamedTuple):
+    """A request that passed every check. `params.max_tokens` is known; `hashes` are packed."""
+
+    generate: Generate
+    card: ModelCard
+    params: SamplingParams
+    prompt_ids: bytes
+    prompt_text: str | None
+    hashes: bytes
+
+
+def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) -> Prepared:
+    """Raises RequestError for a request that the model can never serve."""
+    check_params(generate.params, text_model)
+    _check_prior_ids(generate, text_model)
+    ids = text_model.encode(generate.prompt)
+    room = 0 if generate.params.max_tokens == 0 else 1
+    check_prompt(generate.prompt, len(ids), card.max_model_len, room=room)
+    prompt_ids = pack_ids(ids)
+    hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
+    return Prepared(
+        generate=generate._replace(prompt=Prompt()),
+        card=card,
+        params=resolve_max_tokens(generate.params, len(ids), card.max_model_len),
+        prompt_ids=prompt_ids,
+        prompt_text=text_model.prompt_text(generate.prompt) if generate.want_prompt_text else None,
+        hashes=b"".join(hashes),
+    )
+
+
+def _check_prior_ids(generate: Generate, text_model: TextModel) -> None:
+    prior = generate.prior_ids
+    if prior and len(prior) != generate.params.n:
+        raise RequestError(f"prior_ids holds {len(prior)} choices, not n={generate.params.n}")
+    for ids in prior:
+        text_model.checked_ids(ids, param="prior_ids")
+
+
+def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:
+    """The placement of choice `index`; its engine is chosen later. Stop strings stay here."""
+    generate, params = prepared.generate, prepared.params
+    if params.seed is None:
+        raise RequestError("seed is missing: it is drawn where the request enters", param="seed")
+    seed = child_seed(params.seed, index)
+    prompt_logprobs = params.prompt_logprobs if index == 0 else None
+    return Submit(
+        key=key,
+        request_id=generate.request_id,
+        attempt=generate.attempt,
+        engine_id="",
+        prompt_ids=prepared.prompt_ids,
+        prior_ids=generate.prior_ids[index] if generate.prior_ids else b"",
+        seed=seed,
+        params=msgspec.structs.replace(
+            params, n=1, seed=seed, stop=[], prompt_logprobs=prompt_logprobs
+        ),
+        hashes=prepared.hashes,
+        priority=generate.priority,
+        arrival_s=generate.arrival_s,
+        cache_salt=generate.cache_salt,
+        group=_group(prepared),
+        choice=index,
+    )
+
+
+def _group(prepared: Prepared) -> str:
+    """Choices that start together share the prompt's blocks; resumed ones stand alone."""
+    generate = prepared.generate
+    if prepared.params.n == 1 or any(generate.prior_ids):
+        return ""
+    return f"{generate.request_id}/{generate.attempt}"

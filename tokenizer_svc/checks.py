@@ -1,0 +1,59 @@
+"""Checks of a request that need its token ids. Each raises RequestError (400) and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import Prompt
+from pagemesh.tokenizer_svc.text_model import TextModel
+
+MAX_STOPS: Final = 128
+MAX_STOP_CHARS: Final = 1024
+
+
+def check_prompt(prompt: Prompt, n_prompt: int, max_model_len: int, *, room: int) -> None:
+    """`room` is how many tokens must fit behind the prompt at least."""
+    param = "messages" if prompt.messages is not None else "prompt"
+    if n_prompt == 0:
+        raise RequestError("the prompt is empty: it has no tokens", param=param)
+    if n_prompt + room > max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
+            f"resulted in {n_prompt} tokens, which leaves no room for an answer. Please reduce the "
+            f"length of the {param}.",
+            code="context_length_exceeded",
+            param=param,
+        )
+
+
+def resolve_max_tokens(params: SamplingParams, n_prompt: int, max_model_len: int) -> SamplingParams:
+    """`params` with max_tokens known: what fits behind the prompt when it was left open."""
+    room = max_model_len - n_prompt
+    if params.max_tokens is None:
+        try:
+            return msgspec.structs.replace(params, max_tokens=room)
+        except ValueError as error:
+            raise RequestError(str(error), param="min_tokens") from error
+    if params.max_tokens > room:
+        raise RequestError(
+            f"'max_tokens' or 'max_completion_tokens' is too large: {params.max_tokens}. This "
+            f"model's maximum context length is {max_model_len} tokens and your request has "
+            f"{n_prompt} input tokens ({params.max_tokens} > {max_model_len} - {n_prompt}).",
+            code="context_length_exceeded",
+            param="max_tokens",
+        )
+    return params
+
+
+def check_params(params: SamplingParams, text_model: TextModel) -> None:
+    text_model.check_vocabulary(list(params.logit_bias), param="logit_bias")
+    text_model.check_vocabulary(params.stop_token_ids, param="stop_token_ids")
+    if len(params.stop) > MAX_STOPS or max(map(len, params.stop), default=0) > MAX_STOP_CHARS:
+        raise RequestError(
+            f"stop takes at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters",
+            param="stop",
+        )

@@ -1,0 +1,122 @@
+"""One choice of one request: generated ids in, visible text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import Submit, TokenLogprob, pack_ids
+from pagemesh.tokenizer_svc.stops import StopFilter
+from pagemesh.tokenizer_svc.text_model import TextModel
+
+
+class Gain(NamedTuple):
+    """What some ids brought. `n_tokens` of them count: none after the end of a stop string."""
+
+    text: str
+    n_tokens: int
+
+
+class Finish(NamedTuple):
+    reason: str
+    stop_reason: str | int | None = None
+
+
+class Choice:
+    """State of a choice across engines: what it has generated, and where its text stands.
+
+    `submit` is the current placement. The state after some ids depends on those ids alone, never
+    on how they were cut into steps, so a choice resumed elsewhere goes on at the same character.
+    """
+
+    def __init__(
+        self,
+        submit: Submit,
+        params: SamplingParams,
+        text_model: TextModel,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        self.submit = submit
+        self.params = params
+        self.generated: list[int] = []
+        self.cached_tokens = 0
+        self.fruitless_losses = 0
+        self._prompt_logprobs: list[TokenLogprob | None] = [None]
+        self._decoder = text_model.decoder(skip_special_tokens=params.skip_special_tokens)
+        self._stops = StopFilter(params.stop, include_stop=params.include_stop_str_in_output)
+        eos = () if params.ignore_eos else eos_token_ids
+        self._eos = frozenset(eos)
+        self._stop_ids = frozenset(params.stop_token_ids) | self._eos
+
+    @property
+    def matched_stop(self) -> str | None:
+        return self._stops.matched
+
+    def push(self, token_ids: Sequence[int]) -> Gain:
+        """Text that became visible. Nothing counts once a stop string has matched."""
+        pieces: list[str] = []
+        n_before = len(self.generated)
+        for token_id in token_ids:
+            if self.matched_stop is not None:
+                break
+            self.generated.append(token_id)
+            if not self._is_hidden(token_id):
+                pieces.append(self._filter(self._decoder.push(token_id)))
+        return Gain("".join(pieces), len(self.generated) - n_before)
+
+    def flush(self) -> str:
+        """The held-back text, now that the choice is at its end. A stop string may end in it."""
+        tail = self._filter(self._decoder.flush())
+        return tail if self.matched_stop is not None else tail + self._stops.flush()
+
+    def resume(self, key: int) -> Submit:
+        """A new placement with everything generated so far; the old key is void.
+
+        It stands apart from its group, whose other choices may be done or elsewhere.
+        """
+        prior_ids = pack_ids(self.generated)
+        progressed = len(prior_ids) > len(self.submit.prior_ids)
+        self.fruitless_losses = 0 if progressed else self.fruitless_losses + 1
+        attempt = self.submit.attempt + 1
+        self.submit = self.submit._replace(key=key, attempt=attempt, prior_ids=prior_ids, group="")
+        return self.submit
+
+    def add_prompt_logprobs(self, start: int, entries: Sequence[TokenLogprob]) -> None:
+        """Entries of positions `start` on; an engine that recomputes sends positions again."""
+        self._prompt_logprobs[start:] = entries
+
+    def take_prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """All of them, once, when they were asked for; never asked for again by a resume."""
+        params = self.submit.params
+        if params.prompt_logprobs is None:
+            return None
+        params = msgspec.structs.replace(params, prompt_logprobs=None)
+        self.submit = self.submit._replace(params=params)
+        return self._prompt_logprobs
+
+    def finish_of_generated(self) -> Finish | None:
+        """Why nothing is left to generate, judged from the generated ids alone; None if it goes on."""
+        if self.matched_stop is not None:
+            return Finish("stop", self.matched_stop)
+        if self.generated and self._ends(self.generated[-1]):
+            last = self.generated[-1]
+            return Finish("stop", None if last in self._eos else last)
+        if len(self.generated) >= (self.params.max_tokens or 0):
+            return Finish("length")
+        return None
+
+    def _filter(self, text: str) -> str:
+        """Stop strings are not looked for in the first `min_tokens` tokens."""
+        if len(self.generated) <= self.params.min_tokens:
+            return text
+        return self._stops.push(text)
+
+    def _ends(self, token_id: int) -> bool:
+        return token_id in self._stop_ids and len(self.generated) > self.params.min_tokens
+
+    def _is_hidden(self, token_id: int) -> bool:
+        """A stop token ends the text and is no part of it, unless asked for."""
+        return self._ends(token_id) and not self.params.include_stop_str_in_output

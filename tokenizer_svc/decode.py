@@ -1,0 +1,90 @@
+"""Incremental decoding: ids in one at a time, text out, never taken back.
+
+The pieces joined equal the reference decoding of all ids, byte for byte. What a later id may still
+change (the tail of a character) is held back.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from typing import Protocol
+
+from pagemesh.tokenizer_svc.vocabulary import Vocabulary, alphabet_bytes
+
+_Utf8 = getincrementaldecoder("utf-8")
+
+
+class TextDecoder(Protocol):
+    """State of one stream."""
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain with this id."""
+
+    def flush(self) -> str:
+        """What was held back, now that no more ids come. U+FFFD stands for half a character."""
+
+
+def incremental_decoder(vocabulary: Vocabulary, *, skip_special_tokens: bool) -> TextDecoder:
+    if vocabulary.is_byte_level:
+        return ByteStreamDecoder(vocabulary, skip_special_tokens=skip_special_tokens)
+    return WindowDecoder(vocabulary, skip_special_tokens=skip_special_tokens)
+
+
+class ByteStreamDecoder:
+    """For byte-level vocabularies, where a text is the concatenation of the tokens' bytes."""
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skip_special = skip_special_tokens
+        self._utf8 = _Utf8("replace")
+
+    def push(self, token_id: int) -> str:
+        if self._skip_special and self._vocabulary.is_special(token_id):
+            return ""
+        token = self._vocabulary.token(token_id)
+        return "" if token is None else self._utf8.decode(alphabet_bytes(token))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDecoder:
+    """For every other vocabulary: decode a short window and emit what it gained.
+
+    The window begins with the tokens of the last emission, so that rules about the first token of
+    a text (such as the dropped leading space) hit those and not the new ones. A run of byte tokens
+    is held until it ends: the reference decodes it as a whole, or not at all when one byte is bad.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._skip_special = skip_special_tokens
+        self._context: list[int] = []
+        self._context_text = ""
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        if self._is_silent(token_id):
+            return ""
+        self._held.append(token_id)
+        return "" if self._is_open(token_id) else self.flush()
+
+    def flush(self) -> str:
+        if not self._held:
+            return ""
+        window = self._vocabulary.decode(self._context + self._held, skip_special_tokens=False)
+        gained = window[len(self._context_text) :]
+        self._context, self._held = self._held, []
+        self._context_text = self._vocabulary.decode(self._context, skip_special_tokens=False)
+        return gained
+
+    def _is_silent(self, token_id: int) -> bool:
+        if self._skip_special and self._vocabulary.is_special(token_id):
+            return True
+        return self._vocabulary.token(token_id) is None
+
+    def _is_open(self, token_id: int) -> bool:
+        """Whether the next id may still change how this one decodes."""
+        if self._vocabulary.is_byte_token(token_id):
+            return True
+        return "\ufffd" in self._vocabulary.token_str(token_id)

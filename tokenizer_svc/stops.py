@@ -1,0 +1,64 @@
+"""Stop strings over a stream of text that arrives in any chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class StopMatch(NamedTuple):
+    stop: str
+    start: int
+    end: int
+
+
+class StopFilter:
+    """Passes text through, up to the first stop string.
+
+    Only a tail that is a proper prefix of some stop string is held back. The match that ends first
+    wins, and of those the longest, so the outcome does not depend on the chunks.
+    """
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        self._stops = tuple(dict.fromkeys(stops))
+        self._include_stop = include_stop
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that may be shown now. After a match, everything further is dropped."""
+        if self.matched is not None or not self._stops:
+            return "" if self.matched is not None else text
+        window = self._held + text
+        match = self._first_match(window)
+        if match is None:
+            safe = len(window) - self._prefix_chars(window)
+            self._held = window[safe:]
+            return window[:safe]
+        self.matched = match.stop
+        self._held = ""
+        return window[: match.end if self._include_stop else match.start]
+
+    def flush(self) -> str:
+        """What was held back, now that the stream has ended without a match."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, window: str) -> StopMatch | None:
+        found = (
+            StopMatch(stop, start, start + len(stop))
+            for stop in self._stops
+            if (start := window.find(stop)) >= 0
+        )
+        return min(found, key=lambda match: (match.end, match.start), default=None)
+
+    def _prefix_chars(self, window: str) -> int:
+        """Length of the longest tail of `window` that begins some stop string."""
+        return max(_overlap_chars(window, stop) for stop in self._stops)
+
+
+def _overlap_chars(window: str, stop: str) -> int:
+    for size in range(min(len(window), len(stop) - 1), 0, -1):
+        if window.endswith(stop[:size]):
+            return size
+    return 0

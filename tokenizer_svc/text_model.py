@@ -1,0 +1,157 @@
+"""One model's text side: the prepared folder's tokenizer and chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from pagemesh.shared.errors import RequestError, StartupError
+from pagemesh.shared.prepared import PreparedModel
+from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import Prompt, unpack_ids
+from pagemesh.tokenizer_svc.decode import TextDecoder, incremental_decoder
+from pagemesh.tokenizer_svc.messages import content_forms, normalise
+from pagemesh.tokenizer_svc.templates import ChatTemplate
+from pagemesh.tokenizer_svc.vocabulary import Vocabulary
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+_CONTINUE_MARK: Final = "continue-here-5d1f "
+
+
+class TextModel:
+    """Text to ids and back. Immutable, so that threads may share it.
+
+    Raises StartupError when the folder's tokenizer or template cannot be used.
+    """
+
+    def __init__(self, folder: Path, prepared: PreparedModel, settings: Settings) -> None:
+        self.prepared = prepared
+        self.names: Final = settings.model.served_model_name or [prepared.name]
+        self.vocabulary = _load_vocabulary(folder / TOKENIZER_FILE)
+        self._template = _load_template(folder / TEMPLATE_FILE, prepared)
+        self._forms = content_forms(self._template) if self._template is not None else {}
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The ids of `prompt`, possibly none. Raises RequestError for what cannot be one."""
+        if prompt.token_ids is not None:
+            return self.checked_ids(prompt.token_ids, param="prompt")
+        text = self.prompt_text(prompt)
+        # A template writes the BOS itself; adding one here would double it.
+        add_special = prompt.messages is None and prompt.add_special_tokens
+        return self._encode_text(text, add_special_tokens=add_special)
+
+    def prompt_text(self, prompt: Prompt) -> str:
+        """The prompt as text: as given, rendered from its messages, or decoded from its ids."""
+        if prompt.text is not None:
+            return prompt.text
+        if prompt.messages is not None:
+            return self._render(prompt, prompt.messages)
+        ids = self.checked_ids(prompt.token_ids or b"", param="prompt")
+        return self.decode(ids, skip_special_tokens=False)
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        return self.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def decoder(self, *, skip_special_tokens: bool) -> TextDecoder:
+        return incremental_decoder(self.vocabulary, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.vocabulary.token_bytes(token_id)
+
+    def token_str(self, token_id: int) -> str:
+        return self.vocabulary.token_str(token_id)
+
+    def checked_ids(self, token_ids: bytes, *, param: str) -> list[int]:
+        """Unpacked ids, all in the vocabulary. Raises RequestError (400) otherwise."""
+        try:
+            ids = unpack_ids(token_ids)
+        except ValueError as error:
+            raise RequestError("token ids must be whole numbers", param=param) from error
+        self.check_vocabulary(ids, param=param)
+        return ids
+
+    def check_vocabulary(self, token_ids: list[int], *, param: str) -> None:
+        """Raises RequestError (400) naming the first id that the model does not have."""
+        size = self.prepared.vocab_tokens
+        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < size):
+            return
+        bad = next(i for i in token_ids if not 0 <= i < size)
+        raise RequestError(
+            f"{param} holds token id {bad}, which is not in the vocabulary (0 to {size - 1})",
+            param=param,
+        )
+
+    def _render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> str:
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template: use completions, or start the server with "
+                "--chat-template",
+                param="messages",
+            )
+        if not messages:
+            raise RequestError("messages must not be empty", param="messages")
+        chat = normalise(messages, self._forms)
+        if prompt.continue_final_message:
+            return _render_continued(self._template, chat, prompt.template_kwargs)
+        return self._template.render(
+            chat,
+            add_generation_prompt=prompt.add_generation_prompt,
+            variables=prompt.template_kwargs,
+        )
+
+    def _encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """`encode_batch_fast` lets other threads run meanwhile, which `encode` does not."""
+        tokenizer = self.vocabulary.tokenizer
+        try:
+            encodings = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except TypeError as error:
+            raise RequestError(
+                "the prompt holds half of a surrogate pair, which is no Unicode character"
+            ) from error
+        ids: list[int] = encodings[0].ids
+        bos = self.prepared.bos_token_id
+        if add_special_tokens and bos is not None and ids[:2] == [bos, bos]:
+            return ids[1:]
+        return ids
+
+
+def _render_continued(
+    template: ChatTemplate, chat: list[dict[str, Any]], variables: dict[str, Any]
+) -> str:
+    """The chat up to the end of its last message, so that the model goes on with it."""
+    last = chat[-1]
+    content = last["content"]
+    if isinstance(content, str):
+        last["content"] = content + _CONTINUE_MARK
+    elif content:
+        content[-1] = {**content[-1], "text": content[-1]["text"] + _CONTINUE_MARK}
+    text = template.render(chat, add_generation_prompt=False, variables=variables)
+    end = text.rfind(_CONTINUE_MARK.rstrip())
+    if end < 0:
+        raise RequestError(
+            "continue_final_message: the chat template drops the last message's text",
+            param="continue_final_message",
+        )
+    kept_spacing = text.startswith(_CONTINUE_MARK, end)
+    return text[:end] if kept_spacing else text[:end].rstrip()
+
+
+def _load_vocabulary(path: Path) -> Vocabulary:
+    try:
+        return Vocabulary(path.read_bytes())
+    except OSError as error:
+        raise StartupError(
+            f"{path} is missing: run `pagemesh prepare MODEL` with the same settings first"
+        ) from error
+    # tokenizers raises bare exceptions for a file it cannot read.
+    except Exception as error:
+        raise StartupError(
+            f"{path} is damaged ({error}): delete {path.parent} and prepare again"
+        ) from error
+
+
+def _load_template(path: Path, prepared: PreparedModel) -> ChatTemplate | None:
+    if not path.is_file():
+        return None
+    return ChatTemplate(path.read_text(encoding="utf-8"), prepared.template_tokens)

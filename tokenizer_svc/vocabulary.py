@@ -1,0 +1,96 @@
+"""What each token id stands for: its raw bytes, its text, and the reference decoding."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+from tokenizers import Tokenizer
+
+_WORD_MARK: Final = "▁"
+_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The printable stand-in of each byte in byte-level BPE (Radford et al. 2019, GPT-2)."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = [byte for byte in range(256) if byte not in kept]
+    alphabet = {chr(byte): byte for byte in kept}
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(moved)})
+    return alphabet
+
+
+_ALPHABET: Final = _byte_level_alphabet()
+
+
+class _TokenizerFile(msgspec.Struct):
+    decoder: dict[str, Any] | None = None
+
+
+def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [kind for part in decoder["decoders"] for kind in _decoder_types(part)]
+    return [decoder["type"]]
+
+
+class Vocabulary:
+    """Ids of one tokenizer.json. Immutable after construction, so threads may share it."""
+
+    def __init__(self, tokenizer_json: bytes) -> None:
+        self.tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        decoder = msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder
+        types = _decoder_types(decoder)
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.is_byte_level: Final = types == ["ByteLevel"]
+        self._uses_alphabet = "ByteLevel" in types
+        self._uses_byte_tokens = "ByteFallback" in types
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special = frozenset(i for i, token in added.items() if token.special)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The reference decoding of a whole sequence. Ids without a token decode to nothing."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+    def token(self, token_id: int) -> str | None:
+        """The entry as the vocabulary spells it, None where the model has a row and no token."""
+        spelled: str | None = self.tokenizer.id_to_token(token_id)
+        return spelled
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes the token adds to a text, its leading space included; b"" without a token."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if self._uses_alphabet:
+            return alphabet_bytes(token)
+        if self.is_byte_token(token_id):
+            return bytes.fromhex(token[3:5])
+        return token.replace(_WORD_MARK, " ").encode()
+
+    def token_str(self, token_id: int) -> str:
+        """`token_bytes` as text; bytes that are no whole character show as U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def is_byte_token(self, token_id: int) -> bool:
+        """Whether this is a byte-fallback token, one byte of a character outside the vocabulary."""
+        if not self._uses_byte_tokens:
+            return False
+        token = self.token(token_id)
+        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
+
+
+def alphabet_bytes(token: str) -> bytes:
+    """Bytes of a byte-level token; a token with a foreign character stands for its own UTF-8."""
+    try:
+        return bytes(map(_ALPHABET.__getitem__, token))
+    except KeyError:
+        return token.encode()
