@@ -33,8 +33,11 @@ LINK_PATH: Final = "/link"
 MAX_BUFFERED_BYTES: Final = 256 * 2**20
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 DRAIN_TIMEOUT_S: Final = 1.0
+# How long a closing end waits for the other's goodbye.
+GOODBYE_TIMEOUT_S: Final = 1.0
 # aiohttp pings at this period and closes the socket when half of it passes without a pong, so a
-# frozen peer (SIGSTOP, a dead host) is noticed within 1.5 periods.
+# frozen peer (SIGSTOP, a dead host) is noticed within 1.5 periods. Pings are answered by the reader,
+# so whoever owns a link must go on reading it.
 HEARTBEAT_S: Final = 2.0
 
 _Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
@@ -142,6 +145,7 @@ async def dial(session: aiohttp.ClientSession, address: str, hello: Hello) -> Li
     socket = await session.ws_connect(
         f"ws://{address}{LINK_PATH}",
         heartbeat=HEARTBEAT_S,
+        timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_TIMEOUT_S),
         max_msg_size=MAX_FRAME_BYTES,
         compress=0,
     )
@@ -162,7 +166,10 @@ async def dial(session: aiohttp.ClientSession, address: str, hello: Hello) -> Li
 async def accept(request: web.Request, hello: Hello) -> tuple[Link | None, web.WebSocketResponse]:
     """Answer a dialling peer. The link is None when it was refused; return the response anyway."""
     socket = web.WebSocketResponse(
-        heartbeat=HEARTBEAT_S, max_msg_size=MAX_FRAME_BYTES, compress=False
+        heartbeat=HEARTBEAT_S,
+        timeout=GOODBYE_TIMEOUT_S,
+        max_msg_size=MAX_FRAME_BYTES,
+        compress=False,
     )
     await socket.prepare(request)
     try:

@@ -1,0 +1,171 @@
+"""Links over real sockets: handshake, order, failure, bounded buffers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from pagemesh.shared import link as link_module
+from pagemesh.shared.errors import HandshakeRefused, LinkClosed
+from pagemesh.shared.link import LINK_PATH, Link, accept, dial
+from pagemesh.shared.wire import PROTOCOL, Cancel, Deltas, Hello, Message, Refused, encode
+
+LISTENER = Hello(PROTOCOL, "worker", "worker-1", 7, "secret")
+DIALLER = Hello(PROTOCOL, "scheduler", "scheduler-1", 9, "secret")
+
+
+class Listening(NamedTuple):
+    address: str
+    session: aiohttp.ClientSession
+    accepted: asyncio.Queue[Link]
+    let_go: asyncio.Event
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Listening]:
+    """A service that keeps each accepted link open until it is told to let go."""
+    accepted: asyncio.Queue[Link] = asyncio.Queue()
+    let_go = asyncio.Event()
+
+    async def endpoint(request: web.Request) -> web.WebSocketResponse:
+        link, socket = await accept(request, LISTENER)
+        if link is not None:
+            accepted.put_nowait(link)
+            await let_go.wait()
+            await link.close()
+        return socket
+
+    app = web.Application()
+    app.router.add_get(LINK_PATH, endpoint)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        try:
+            yield Listening(f"{server.host}:{server.port}", session, accepted, let_go)
+        finally:
+            let_go.set()
+
+
+@asynccontextmanager
+async def linked() -> AsyncIterator[tuple[Link, Link]]:
+    """Both ends of one link: the dialler's, the listener's."""
+    async with listening() as there:
+        ours = await dial(there.session, there.address, DIALLER)
+        try:
+            yield ours, await there.accepted.get()
+        finally:
+            there.let_go.set()
+            await ours.close()
+
+
+async def take(link: Link, count: int) -> list[Message]:
+    taken: list[Message] = []
+    async for message in link:
+        taken.append(message)
+        if len(taken) == count:
+            break
+    return taken
+
+
+async def test_each_side_learns_who_the_other_is() -> None:
+    async with linked() as (ours, theirs):
+        assert ours.peer == LISTENER
+        assert theirs.peer == DIALLER
+
+
+async def test_messages_flow_both_ways_in_order() -> None:
+    async with linked() as (ours, theirs):
+        sent = [Cancel(f"request-{i}") for i in range(500)]
+        for message in sent:
+            ours.send(message)
+            theirs.send(message)
+        assert await take(theirs, 500) == sent
+        assert await take(ours, 500) == sent
+        assert ours.buffered_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (DIALLER._replace(secret="another"), "mesh secret"),
+        (DIALLER._replace(protocol=PROTOCOL + 1), f"protocol {PROTOCOL + 1}"),
+    ],
+)
+async def test_the_handshake_refuses(hello: Hello, reason: str) -> None:
+    async with listening() as there:
+        with pytest.raises(HandshakeRefused, match=reason):
+            await dial(there.session, there.address, hello)
+        assert there.accepted.empty()
+
+
+async def test_a_first_frame_that_is_no_hello_is_refused() -> None:
+    async with listening() as there:
+        socket = await there.session.ws_connect(f"ws://{there.address}{LINK_PATH}")
+        await socket.send_bytes(encode(Cancel("r")))
+        assert await socket.receive_bytes() == encode(Refused("the first frame must be Hello"))
+        await socket.close()
+
+
+async def test_a_first_frame_that_is_no_frame_ends_the_socket() -> None:
+    async with listening() as there:
+        socket = await there.session.ws_connect(f"ws://{there.address}{LINK_PATH}")
+        await socket.send_bytes(b"\xc1")
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+        await socket.close()
+
+
+async def test_dialling_nobody_raises_a_client_error() -> None:
+    async with listening() as there:
+        with pytest.raises(aiohttp.ClientError):
+            await dial(there.session, "127.0.0.1:1", DIALLER)
+
+
+async def test_a_damaged_frame_closes_the_link_for_both() -> None:
+    async with linked() as (ours, theirs):
+        await theirs._socket.send_bytes(b"\xc1\xc1")  # no message encodes to this
+        assert await take(ours, 1) == []
+        assert ours.closed
+        assert await take(theirs, 1) == []
+        with pytest.raises(LinkClosed, match="scheduler-1"):
+            theirs.send(Cancel("r"))
+
+
+async def test_close_sends_what_was_queued() -> None:
+    async with linked() as (ours, theirs):
+        hearing = asyncio.create_task(take(theirs, 2))
+        ours.send(Cancel("last words"))
+        await ours.close()
+        assert await hearing == [Cancel("last words")]
+        assert theirs.closed
+
+
+async def test_a_peer_that_does_not_read_closes_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "MAX_BUFFERED_BYTES", 1000)
+    async with linked() as (ours, _):
+        # Nothing is written before the loop runs again, so the third message is too much.
+        ours.send(Cancel("x" * 400))
+        ours.send(Cancel("x" * 400))
+        with pytest.raises(LinkClosed, match="buffer"):
+            ours.send(Cancel("x" * 400))
+        assert ours.closed
+        assert ours.buffered_bytes == 0
+
+
+async def test_a_dead_peer_ends_the_reader() -> None:
+    async with linked() as (ours, theirs):
+        reading = asyncio.create_task(take(ours, 1))
+        await theirs.close()
+        assert await reading == []
+
+
+async def test_closing_twice_is_harmless() -> None:
+    async with linked() as (ours, _):
+        await ours.close("first")
+        await ours.close("second")
+        with pytest.raises(LinkClosed, match="first"):
+            ours.send(Deltas([]))

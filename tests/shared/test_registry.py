@@ -1,0 +1,127 @@
+"""The registry against a real Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from pagemesh.shared.registry import KEY_TTL_S, Instance, Registry, masked_url
+from pagemesh.shared.wire import PROTOCOL
+
+WORKER = Instance("worker", "worker-1", "127.0.0.1:5000", 1)
+NOBODY = "redis://127.0.0.1:1"
+
+
+@pytest.fixture
+async def registry(redis_url: str, mesh_name: str) -> AsyncIterator[Registry]:
+    registry = Registry(redis_url, mesh_name)
+    yield registry
+    await registry.close()
+
+
+@pytest.fixture
+async def keys(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        yield client
+
+
+async def announced(registry: Registry, instance: Instance) -> asyncio.Task[None]:
+    """Announce until the instance is seen; the task goes on."""
+    task = asyncio.create_task(registry.announce(instance))
+    async for instances in registry.watch(instance.service):
+        if instance in instances:
+            return task
+    raise AssertionError("watch ended")
+
+
+async def test_an_announced_instance_is_found(registry: Registry) -> None:
+    task = await announced(registry, WORKER)
+    assert await registry.instances("worker") == [WORKER]
+    assert await registry.instances("scheduler") == []
+    task.cancel()
+
+
+async def test_a_key_lives_no_longer_than_its_ttl(
+    registry: Registry, keys: redis.asyncio.Redis, mesh_name: str
+) -> None:
+    task = await announced(registry, WORKER)
+    task.cancel()
+    left_ms = await keys.pttl(f"{mesh_name}:instance:worker:worker-1")
+    assert 0 < left_ms <= KEY_TTL_S * 1000
+
+
+async def test_an_expired_key_is_nobody_and_leaves_the_set(
+    registry: Registry, keys: redis.asyncio.Redis, mesh_name: str
+) -> None:
+    task = await announced(registry, WORKER)
+    task.cancel()
+    await keys.delete(f"{mesh_name}:instance:worker:worker-1")
+    assert await registry.instances("worker") == []
+    assert await keys.smembers(f"{mesh_name}:instances:worker") == set()
+
+
+async def test_withdrawn_is_gone_at_once(registry: Registry) -> None:
+    task = await announced(registry, WORKER)
+    task.cancel()
+    await registry.withdraw(WORKER)
+    assert await registry.instances("worker") == []
+
+
+async def test_another_protocol_is_not_seen(
+    registry: Registry, keys: redis.asyncio.Redis, mesh_name: str
+) -> None:
+    old = WORKER._replace(instance_id="worker-0", protocol=PROTOCOL + 1)
+    tasks = [asyncio.create_task(registry.announce(old)), await announced(registry, WORKER)]
+    assert await keys.exists(f"{mesh_name}:instance:worker:worker-0")
+    assert await registry.instances("worker") == [WORKER]
+    for task in tasks:
+        task.cancel()
+
+
+async def test_meshes_do_not_see_each_other(registry: Registry, redis_url: str) -> None:
+    task = await announced(registry, WORKER)
+    other = Registry(redis_url, "another")
+    assert await other.instances("worker") == []
+    await other.close()
+    task.cancel()
+
+
+async def test_watch_tells_changes_only(registry: Registry) -> None:
+    watching = registry.watch("worker")
+    assert await anext(watching) == []
+    task = asyncio.create_task(registry.announce(WORKER))
+    assert await anext(watching) == [WORKER]
+    task.cancel()
+    await registry.withdraw(WORKER)
+    assert await anext(watching) == []
+
+
+async def test_without_redis_nothing_raises_but_the_questions() -> None:
+    registry = Registry(NOBODY, "m")
+    announcing = asyncio.create_task(registry.announce(WORKER))
+    await registry.withdraw(WORKER)
+    assert registry.away
+    with pytest.raises(RedisConnectionError):
+        await registry.ping()
+    with pytest.raises(RedisConnectionError):
+        await registry.instances("worker")
+    assert not announcing.done()
+    announcing.cancel()
+    await registry.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:1/0", "redis://h:1/0"),
+        ("redis://:pw@h:1", "redis://:********@h:1"),
+        ("rediss://user:p%40w@h", "rediss://user:********@h"),
+        ("unix:///tmp/s?password=pw&db=1", "unix:///tmp/s?password=********&db=1"),
+    ],
+)
+def test_passwords_are_masked(url: str, shown: str) -> None:
+    assert masked_url(url) == shown
