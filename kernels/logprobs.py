@@ -1,0 +1,32 @@
+"""Log-probabilities of chosen tokens and of the best alternatives, from raw logits."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Logprobs(NamedTuple):
+    """Per row: ids int32[R, 1 + k] and logprobs float32[R, 1 + k], the chosen token first and then
+    the k most probable, best first; rank int32[R] of the chosen token, 1 for the best."""
+
+    ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+
+def token_logprobs(logits: Tensor, chosen: Tensor, top: int) -> Logprobs:
+    """Logprobs of int64[R] `chosen` tokens under float32[R, V] logits.
+
+    Subtracts the log-sum-exp from the few logits wanted, so no row of log-softmax is stored. The
+    rank counts strictly better tokens: among equals all have the best rank.
+    """
+    normaliser = logits.logsumexp(dim=1, keepdim=True)
+    chosen_logits = logits.gather(1, chosen.unsqueeze(1))
+    best = logits.topk(min(top, logits.shape[1]), dim=1)
+    ids = torch.cat((chosen.unsqueeze(1), best.indices), dim=1).to(torch.int32)
+    values = torch.cat((chosen_logits, best.values), dim=1) - normaliser
+    ranks = (logits > chosen_logits).sum(dim=1, dtype=torch.int32) + 1
+    return Logprobs(ids, values, ranks)

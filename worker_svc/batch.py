@@ -1,0 +1,216 @@
+"""The persistent batch: what the worker knows of each running request, by row slot.
+
+State and step inputs never share buffers. Counts and block tables are host arrays, since they
+follow from the steps alone; token ids live on the device, where sampled tokens are written without
+the host reading them, so a step may be staged before the tokens of the one before it are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.shared.wire import NewRow, Step
+
+Ints = NDArray[np.int64]
+WIRE_INT: Final = np.dtype("<i4")
+
+
+class BadStep(ValueError):
+    """A step contradicts the batch: its sender and this worker disagree about the rows."""
+
+
+def unpack(data: bytes) -> Ints:
+    """Packed wire integers as int64[N]."""
+    return np.frombuffer(data, WIRE_INT).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one step, one entry each: place in the step, slot, tokens to compute, the position of
+    the first of them, and whether the row samples a token when they are computed."""
+
+    index: Ints
+    slots: Ints
+    n_tokens: Ints
+    starts: Ints
+    samples: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def part(self, which: slice) -> Rows:
+        return Rows(
+            self.index[which],
+            self.slots[which],
+            self.n_tokens[which],
+            self.starts[which],
+            self.samples[which],
+        )
+
+    def halves(self) -> Iterator[Rows]:
+        middle = len(self) // 2
+        yield self.part(slice(None, middle))
+        yield self.part(slice(middle, None))
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the model reads for some rows: int64[T] token ids and positions, and the attention's."""
+
+    token_ids: Tensor
+    positions: Tensor
+    attention: AttentionInputs
+
+
+class Batch:
+    """State of `max_num_seqs` slots. Raises BadStep for a step that does not fit it."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_tokens: int,
+        num_blocks: int,
+        device: torch.device,
+    ) -> None:
+        self._block_tokens = block_tokens
+        self._num_blocks = num_blocks
+        self._device = device
+        self._live = np.zeros(max_num_seqs, np.bool_)
+        self._marks = np.zeros(max_num_seqs, np.int64)
+        self.known = np.zeros(max_num_seqs, np.int64)
+        self.computed = np.zeros(max_num_seqs, np.int64)
+        self.n_prompt = np.zeros(max_num_seqs, np.int64)
+        self._n_blocks = np.zeros(max_num_seqs, np.int64)
+        self._blocks = np.zeros((max_num_seqs, -(-max_model_len // block_tokens)), np.int32)
+        # One column more than a request may have: a prompt of full length that is only scored still
+        # samples a token, which nobody reads. Not zeroed, so untouched pages cost no memory.
+        self._row_tokens = max_model_len + 1
+        self._token_ids = torch.empty(
+            max_num_seqs * self._row_tokens, dtype=torch.int32, device=device
+        )
+
+    @property
+    def live_rows(self) -> int:
+        return int(self._live.sum())
+
+    def clear(self) -> None:
+        self._live[:] = False
+
+    # -- diffs ------------------------------------------------------------------------------------
+
+    def leave(self, slots: Ints) -> None:
+        if not self._are_live(slots):
+            raise BadStep("a row leaves a slot that is empty")
+        self._live[slots] = False
+
+    def enter(self, row: NewRow) -> None:
+        ids = np.frombuffer(row.ids, WIRE_INT)
+        if not 0 <= row.slot < len(self._live) or self._live[row.slot]:
+            raise BadStep(f"slot {row.slot} is taken or none")
+        if not 0 <= row.computed < len(ids) < self._row_tokens:
+            raise BadStep(f"{row.computed} of {len(ids)} tokens computed in slot {row.slot}")
+        self._live[row.slot] = True
+        self.known[row.slot] = len(ids)
+        self.computed[row.slot] = row.computed
+        self.n_prompt[row.slot] = row.n_prompt
+        self._n_blocks[row.slot] = 0
+        self.append_blocks(row.slot, row.blocks)
+        first = row.slot * self._row_tokens
+        self._token_ids[first : first + len(ids)] = torch.from_numpy(ids.copy())
+
+    def append_blocks(self, slot: int, packed: bytes) -> None:
+        if not 0 <= slot < len(self._live) or not self._live[slot]:
+            raise BadStep(f"blocks for slot {slot}, which is empty")
+        blocks = np.frombuffer(packed, WIRE_INT)
+        first = self._n_blocks[slot]
+        end = first + len(blocks)
+        if end > self._blocks.shape[1] or not ((blocks > 0) & (blocks < self._num_blocks)).all():
+            raise BadStep(f"blocks of slot {slot} lie outside the pool or its table")
+        self._blocks[slot, first:end] = blocks
+        self._n_blocks[slot] = end
+
+    def tokens_of(self, slot: int) -> Tensor:
+        """int32 ids of every known token of a slot, on the device."""
+        first = slot * self._row_tokens
+        return self._token_ids[first : first + int(self.known[slot])]
+
+    def _are_live(self, slots: Ints) -> bool:
+        in_range = bool(((slots >= 0) & (slots < len(self._live))).all())
+        return in_range and bool(self._live[slots].all())
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def rows(self, step: Step) -> Rows:
+        """The rows that `step` computes, once its diffs are applied."""
+        slots, n_tokens = unpack(step.slots), unpack(step.n_tokens)
+        self._check_slots(slots, n_tokens)
+        starts = self.computed[slots]
+        ends = starts + n_tokens
+        if (ends > self.known[slots]).any():
+            raise BadStep("a row computes tokens that are not known")
+        if (ends > self._n_blocks[slots] * self._block_tokens).any():
+            raise BadStep("a row has too few blocks")
+        return Rows(np.arange(len(slots)), slots, n_tokens, starts, ends == self.known[slots])
+
+    def _check_slots(self, slots: Ints, n_tokens: Ints) -> None:
+        if len(slots) != len(n_tokens) or not (n_tokens > 0).all():
+            raise BadStep("every row of a step must compute tokens")
+        if not self._are_live(slots):
+            raise BadStep("a row of the step is in no slot")
+        # A slot standing twice keeps the mark of one place only.
+        places = np.arange(len(slots))
+        self._marks[slots] = places
+        if (self._marks[slots] != places).any():
+            raise BadStep("a slot stands twice in the step")
+
+    def gather(self, rows: Rows) -> StepInputs:
+        """Pack the inputs of `rows` from their slots."""
+        query_start = np.concatenate(([0], np.cumsum(rows.n_tokens)))
+        row_of = np.repeat(np.arange(len(rows)), rows.n_tokens)
+        positions = np.arange(query_start[-1]) + (rows.starts - query_start[:-1])[row_of]
+        slot_of = rows.slots[row_of]
+        block_index, offset = np.divmod(positions, self._block_tokens)
+        blocks = self._blocks[slot_of, block_index].astype(np.int64)
+        places = self._to_device(slot_of * self._row_tokens + positions)
+        return StepInputs(
+            token_ids=self._token_ids[places].to(torch.int64),
+            positions=self._to_device(positions),
+            attention=self._attention(rows, query_start, blocks * self._block_tokens + offset),
+        )
+
+    def _attention(self, rows: Rows, query_start: Ints, slot_mapping: Ints) -> AttentionInputs:
+        seq_lens = rows.starts + rows.n_tokens
+        max_seq_tokens = int(seq_lens.max())
+        width = -(-max_seq_tokens // self._block_tokens)
+        longer = np.flatnonzero(rows.n_tokens != 1)
+        return AttentionInputs(
+            query_start=self._to_device(query_start.astype(np.int32)),
+            seq_lens=self._to_device(seq_lens.astype(np.int32)),
+            block_tables=self._to_device(self._blocks[rows.slots, :width]),
+            slot_mapping=self._to_device(slot_mapping),
+            max_query_tokens=int(rows.n_tokens.max()),
+            max_seq_tokens=max_seq_tokens,
+            n_decode=int(longer[0]) if len(longer) else len(rows),
+        )
+
+    def commit(self, rows: Rows, sampled: Tensor) -> None:
+        """Count what `rows` computed; append their tokens `sampled`, int64 on the device, one for
+        each row that samples, in order."""
+        slots = rows.slots[rows.samples]
+        places = self._to_device(slots * self._row_tokens + self.known[slots])
+        self._token_ids[places] = sampled.to(torch.int32)
+        self.known[slots] += 1
+        self.computed[rows.slots] = rows.starts + rows.n_tokens
+
+    def _to_device(self, array: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

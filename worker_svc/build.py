@@ -1,0 +1,198 @@
+"""From settings to a runner that has already generated a token."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+import torch
+
+from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_folder
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.settings import ParallelSettings, Settings
+from pagemesh.shared.wire import Capacity, ModelCard, NewRow, Step, pack_ids
+from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.loader import load_decoder
+from pagemesh.worker_svc.memory import (
+    MemoryPlan,
+    available_bytes,
+    budget_tokens,
+    is_out_of_memory,
+    plan_memory,
+    pool_bytes_on_cpu,
+    show_bytes,
+)
+from pagemesh.worker_svc.models.config import DecoderConfig
+from pagemesh.worker_svc.models.decoder import Decoder
+from pagemesh.worker_svc.runner import Runner
+
+log = structlog.get_logger(__name__)
+
+Report = Callable[[str], None]
+_DTYPES: Final = {
+    "auto": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+def build_runner(settings: Settings, report: Report = lambda stage: None) -> Runner:
+    """Load the prepared model, divide the memory and generate a first token.
+
+    Meant for the thread that will execute steps: torch keeps a pool of compute threads for each
+    thread that calls it. `report` is told what is being waited for. Raises StartupError with the
+    sentence to show.
+    """
+    check_supported(settings.parallel)
+    torch.set_num_threads(settings.parallel.threads or len(os.sched_getaffinity(0)))
+    folder = prepared_folder(settings.model)
+    prepared = load_prepared(folder)
+    report(f"loading the weights of {prepared.name}")
+    try:
+        runner = _load(settings, folder, prepared, report)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _no_memory(prepared.name, str(error)) from error
+    report("generating a first token")
+    warm_up(runner)
+    return runner
+
+
+def check_supported(parallel: ParallelSettings) -> None:
+    """Raises SettingsError for what this worker cannot do yet."""
+    if parallel.tensor_parallel_size > 1:
+        raise SettingsError(
+            f"--tensor-parallel-size {parallel.tensor_parallel_size} is not supported yet: "
+            "use 1, and start more workers to use more devices",
+            key="tensor_parallel_size",
+        )
+    if parallel.device == "cuda":
+        raise SettingsError(
+            "--device cuda is not supported yet: use --device cpu, or auto", key="device"
+        )
+
+
+def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Report) -> Runner:
+    device, dtype = torch.device("cpu"), _DTYPES[settings.model.dtype]
+    config = DecoderConfig.from_folder(folder)
+    weights_bytes = _weights_bytes(Decoder(config, dtype=dtype, device="meta"))
+    if weights_bytes > available_bytes():
+        raise _no_memory(prepared.name, f"the weights take {show_bytes(weights_bytes)}")
+    decoder = load_decoder(folder, prepared, dtype=dtype, device=device)
+    report("laying out the KV cache")
+    plan = _plan(settings, config, dtype)
+    capacity = _capacity(settings, plan, device)
+    kv = KVCache(
+        config.n_layers,
+        plan.num_blocks,
+        plan.block_tokens,
+        config.n_kv_heads,
+        config.head_dim,
+        dtype,
+        device,
+    )
+    _log_division(prepared.name, weights_bytes, plan, capacity)
+    return Runner(decoder, kv, _card(settings, prepared, plan, dtype), capacity, device)
+
+
+def _plan(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> MemoryPlan:
+    pool_bytes = pool_bytes_on_cpu(settings.cache.kv_cache_memory, available_bytes())
+    return plan_memory(
+        kv_bytes_per_token=KVCache.bytes_per_block(
+            config.n_layers, 1, config.n_kv_heads, config.head_dim, dtype
+        ),
+        block_tokens=settings.cache.block_size,
+        pool_bytes=pool_bytes,
+        model_max_tokens=config.max_position_tokens,
+        max_model_len=settings.model.max_model_len,
+        max_num_seqs=settings.scheduler.max_num_seqs,
+    )
+
+
+def _capacity(settings: Settings, plan: MemoryPlan, device: torch.device) -> Capacity:
+    budget = budget_tokens(
+        settings.scheduler.max_num_batched_tokens,
+        chunked_prefill=settings.scheduler.enable_chunked_prefill,
+        max_model_len=plan.max_model_len,
+    )
+    return Capacity(
+        num_blocks=plan.num_blocks,
+        max_num_seqs=settings.scheduler.max_num_seqs,
+        max_num_batched_tokens=budget,
+        kv_bytes_per_token=plan.kv_bytes_per_token,
+        device=str(device),
+    )
+
+
+def _card(
+    settings: Settings, prepared: PreparedModel, plan: MemoryPlan, dtype: torch.dtype
+) -> ModelCard:
+    return ModelCard(
+        names=settings.model.served_model_name or [prepared.name],
+        vocab_tokens=prepared.vocab_tokens,
+        max_model_len=plan.max_model_len,
+        block_tokens=plan.block_tokens,
+        dtype=str(dtype).removeprefix("torch."),
+        eos_token_ids=prepared.eos_token_ids,
+        bos_token_id=prepared.bos_token_id,
+        fingerprint=prepared.fingerprint,
+        created_s=prepared.created_s,
+    )
+
+
+def warm_up(runner: Runner) -> None:
+    """Generate one token. Raises StartupError when the model cannot."""
+    card = runner.card
+    first = card.bos_token_id if card.bos_token_id is not None else 0
+    new = NewRow(
+        slot=0,
+        ids=pack_ids([first]),
+        n_prompt=1,
+        seed=0,
+        params=SamplingParams(temperature=0.0),
+        blocks=pack_ids([1]),
+        computed=0,
+    )
+    none, slots, n_tokens = pack_ids([]), pack_ids([0]), pack_ids([1])
+    result = runner.execute(Step(0, 1, 0, none, [new], [], none, slots, n_tokens))
+    runner.reset()
+    if result.failed:
+        raise StartupError(f"the model cannot generate a token: {result.failed[0][1]}")
+    if result.nonfinite:
+        raise StartupError(
+            f"the model's logits are not finite in {card.dtype}: its weights are damaged, or try "
+            "--dtype float32"
+        )
+
+
+def _weights_bytes(decoder: Decoder) -> int:
+    return sum(weight.nbytes for weight in decoder.parameters())
+
+
+def _no_memory(name: str, detail: str) -> StartupError:
+    return StartupError(
+        f"not enough memory for {name} ({detail}; {show_bytes(available_bytes())} are available): "
+        "free memory, lower --kv-cache-memory, or serve a smaller model"
+    )
+
+
+def _log_division(name: str, weights_bytes: int, plan: MemoryPlan, capacity: Capacity) -> None:
+    log.info(
+        "memory_divided",
+        model=name,
+        weights=show_bytes(weights_bytes),
+        weights_bytes=weights_bytes,
+        kv_pool=show_bytes(plan.kv_pool_bytes),
+        kv_bytes_per_token=plan.kv_bytes_per_token,
+        kv_blocks=plan.num_blocks,
+        kv_tokens=plan.kv_tokens,
+        max_model_len=plan.max_model_len,
+        fitting_requests=plan.fitting_requests,
+        budget_tokens=capacity.max_num_batched_tokens,
+    )

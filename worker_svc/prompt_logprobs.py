@@ -1,0 +1,39 @@
+"""Scoring a prompt: the token at position p by the logits at p - 1."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pagemesh.kernels.logprobs import Logprobs, token_logprobs
+from pagemesh.worker_svc.sampler import clear_nonfinite
+from pagemesh.worker_svc.step_model import StepModel
+
+# Positions whose full logits are held at once: 50 MB for a vocabulary of 49152.
+_POSITIONS_AT_ONCE: Final = 256
+
+
+class PromptScores(NamedTuple):
+    """Logprobs of a row's prompt tokens from position `start` on. `row` is its place in the batch
+    that was computed."""
+
+    row: int
+    start: int
+    logprobs: Logprobs
+    finite: bool
+
+
+def score_prompt(
+    model: StepModel, hidden: Tensor, targets: Tensor, top: int
+) -> tuple[Logprobs, bool]:
+    """Logprobs of `targets` int[N] and of the `top` best, given the hidden states [N, H] of the
+    positions before them; and whether all logits were finite."""
+    parts, finite = [], True
+    for first in range(0, len(targets), _POSITIONS_AT_ONCE):
+        part = slice(first, first + _POSITIONS_AT_ONCE)
+        logits = model.logits(hidden[part])
+        finite = finite and bool(clear_nonfinite(logits).all())
+        parts.append(token_logprobs(logits, targets[part].to(torch.int64), top))
+    return Logprobs(*(torch.cat(field) for field in zip(*parts, strict=True))), finite

@@ -1,0 +1,98 @@
+"""Packing what a step brought into its StepResult."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.shared.wire import LogprobRow, PromptLogprobs, Step, StepResult
+from pagemesh.worker_svc.batch import WIRE_INT, Ints, Rows
+from pagemesh.worker_svc.memory import is_out_of_memory
+from pagemesh.worker_svc.prompt_logprobs import PromptScores
+from pagemesh.worker_svc.sampler import SampledRows
+
+_WIRE_FLOAT = np.dtype("<f4")
+
+
+class ResultBuilder:
+    """Collects a step's rows, which may have been computed in parts."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step.step
+        self._epoch = step.epoch
+        self._sampled = np.full(len(step.slots) // WIRE_INT.itemsize, -1, WIRE_INT)
+        self._nonfinite: set[int] = set()
+        self._logprobs: list[LogprobRow] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
+        self._failed: list[tuple[int, str]] = []
+
+    def add(self, rows: Rows, sampled: SampledRows | None, prompts: list[PromptScores]) -> None:
+        """`rows` were computed; `sampled` has an entry for each of them that samples."""
+        if sampled is not None:
+            index = rows.index[rows.samples]
+            self._sampled[index] = sampled.tokens.numpy(force=True)
+            self._nonfinite.update(index[~sampled.finite].tolist())
+            if sampled.logprobs is not None:
+                self._add_logprobs(index, sampled, sampled.logprobs)
+        for score in prompts:
+            self._add_prompt(int(rows.index[score.row]), score)
+
+    def fail(self, rows: Rows, error: Exception) -> None:
+        self._failed.extend((row, describe(error)) for row in rows.index.tolist())
+
+    def fail_all(self, error: Exception) -> None:
+        self._failed = [(row, describe(error)) for row in range(len(self._sampled))]
+
+    def build(self, elapsed_s: float) -> StepResult:
+        return StepResult(
+            epoch=self._epoch,
+            step=self.step,
+            sampled=self._sampled.tobytes(),
+            nonfinite=sorted(self._nonfinite),
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+            failed=self._failed,
+            elapsed_s=elapsed_s,
+        )
+
+    def _add_logprobs(self, index: Ints, sampled: SampledRows, logprobs: Logprobs) -> None:
+        ids, values, ranks = _to_wire(logprobs)
+        for i, row in enumerate(index[sampled.logprob_rows].tolist()):
+            width = 1 + int(sampled.logprob_tops[i])
+            packed_ids, packed_values = ids[i, :width].tobytes(), values[i, :width].tobytes()
+            self._logprobs.append(LogprobRow(row, packed_ids, packed_values, int(ranks[i])))
+
+    def _add_prompt(self, row: int, score: PromptScores) -> None:
+        ids, values, ranks = _to_wire(score.logprobs)
+        self._prompt_logprobs.append(
+            PromptLogprobs(
+                key=row,
+                start=score.start,
+                width=ids.shape[1],
+                ids=ids.tobytes(),
+                values=values.tobytes(),
+                ranks=ranks.tobytes(),
+            )
+        )
+        if not score.finite:
+            self._nonfinite.add(row)
+
+
+def describe(error: Exception) -> str:
+    """One line for the request's error; the whole is in the log."""
+    if is_out_of_memory(error):
+        return "out of memory while computing this step"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def _to_wire(logprobs: Logprobs) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    ids, values, ranks = (field.numpy(force=True) for field in logprobs)
+    return (
+        ids.astype(WIRE_INT, copy=False),
+        values.astype(_WIRE_FLOAT, copy=False),
+        ranks.astype(WIRE_INT, copy=False),
+    )

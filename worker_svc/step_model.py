@@ -1,0 +1,20 @@
+"""What the runner asks of a model; `models.decoder.Decoder` is one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.worker_svc.kv_cache import KVCache
+
+
+class StepModel(Protocol):
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, inputs: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """The final hidden states [T, H] of int64[T] token ids; stores their K and V in `kv`."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32[R, vocab] of hidden states [R, H], in memory of its own."""
