@@ -98,6 +98,15 @@ class Link:
             yield message
         self._fail("the peer went away")
 
+    async def drained(self) -> None:
+        """Return when nothing waits to be sent: the buffer is empty or the link is gone."""
+        while self._outbox:
+            await self._drained.wait()
+
+    def abort(self, reason: str) -> None:
+        """Close now, without what is queued. The reader's loop ends; its owner still closes."""
+        self._fail(reason)
+
     async def close(self, reason: str = "closed") -> None:
         """Send what is queued (for at most a second), then close."""
         if self._closed_reason is None and self._outbox:
@@ -128,6 +137,7 @@ class Link:
         self._closed_reason = reason
         self._outbox.clear()
         self._buffered_bytes = 0
+        self._drained.set()
         if asyncio.current_task() is not self._writer:
             self._writer.cancel()
         self._closer = asyncio.create_task(self._close_socket(), name=f"link-closer-{self.name}")

@@ -58,14 +58,16 @@ def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:
     if params.seed is None:
         raise RequestError("seed is missing: it is drawn where the request enters", param="seed")
     seed = child_seed(params.seed, index)
-    prompt_logprobs = params.prompt_logprobs if index == 0 else None
+    prior_ids = generate.prior_ids[index] if generate.prior_ids else b""
+    # They come once, with the first delta of choice 0; a choice with prior ids has had one.
+    prompt_logprobs = params.prompt_logprobs if index == 0 and not prior_ids else None
     return Submit(
         key=key,
         request_id=generate.request_id,
         attempt=generate.attempt,
         engine_id="",
         prompt_ids=prepared.prompt_ids,
-        prior_ids=generate.prior_ids[index] if generate.prior_ids else b"",
+        prior_ids=prior_ids,
         seed=seed,
         params=msgspec.structs.replace(
             params, n=1, seed=seed, stop=[], prompt_logprobs=prompt_logprobs

@@ -1,4 +1,4 @@
-"""Checks of a request that need its token ids. Each raises RequestError (400) and changes nothing."""
+"""Checks of a request that need its token ids. Each raises RequestError (400)."""
 
 from __future__ import annotations
 

@@ -98,13 +98,14 @@ class Choice:
         return self._prompt_logprobs
 
     def finish_of_generated(self) -> Finish | None:
-        """Why nothing is left to generate, judged from the generated ids alone; None if it goes on."""
+        """Why nothing is left to generate, by the generated ids alone; None when it goes on."""
         if self.matched_stop is not None:
             return Finish("stop", self.matched_stop)
         if self.generated and self._ends(self.generated[-1]):
             last = self.generated[-1]
             return Finish("stop", None if last in self._eos else last)
-        if len(self.generated) >= (self.params.max_tokens or 0):
+        limit_tokens = self.params.max_tokens
+        if limit_tokens is not None and len(self.generated) >= limit_tokens:
             return Finish("length")
         return None
 

@@ -1,4 +1,4 @@
-"""Logprob rows of the engine as the gateway shows them: text and bytes beside ids, always finite."""
+"""Logprob rows as the gateway shows them: text and bytes beside ids, values always finite."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Resumed(NamedTuple):
 
 
 class Pipeline:
-    """Owner of the state of every choice in flight. One thread; only `prepare` may run in others."""
+    """Owner of the state of every choice in flight. Only `prepare` may run in another thread."""
 
     def __init__(self, text_model: TextModel) -> None:
         self.text_model = text_model
@@ -127,7 +127,8 @@ class Pipeline:
         choices = [self._choices[key] for key in keys if key in self._choices]
         for choice in choices:
             self._forget(choice)
-        return [_delta(choice, "", [])._replace(error=error) for choice in choices]
+        places = [(choice.submit.request_id, choice.submit.choice) for choice in choices]
+        return [Delta(*place, text="", token_ids=b"", error=error) for place in places]
 
     def close(self, request_id: str) -> list[int]:
         """Forget a request; returns the keys that engines may still be working on."""

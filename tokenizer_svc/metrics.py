@@ -1,0 +1,49 @@
+"""The series of one tokenizer service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class TokenizerMetrics:
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        in_flight: Callable[[], int],
+        waiting: Callable[[], int],
+    ) -> None:
+        self.prompt_tokens = Counter(
+            "pagemesh_tokenizer_prompt_tokens", "Prompt tokens accepted", registry=registry
+        )
+        self.output_tokens = Counter(
+            "pagemesh_tokenizer_output_tokens", "Tokens decoded for clients", registry=registry
+        )
+        self.refused = Counter(
+            "pagemesh_tokenizer_requests_refused",
+            "Requests that ended before an engine ran them, by HTTP status",
+            ["status"],
+            registry=registry,
+        )
+        self.resubmitted = Counter(
+            "pagemesh_tokenizer_choices_resubmitted",
+            "Choices placed again because their engine or its link was lost",
+            registry=registry,
+        )
+        self.encode_s = Histogram(
+            "pagemesh_tokenizer_encode_seconds",
+            "Rendering, encoding and hashing of one prompt, waiting for a thread included",
+            registry=registry,
+        )
+        requests = Gauge(
+            "pagemesh_tokenizer_requests_in_flight", "Requests in flight", registry=registry
+        )
+        requests.set_function(in_flight)
+        queue = Gauge(
+            "pagemesh_tokenizer_encode_queue",
+            "Prompts being encoded or waiting for a thread",
+            registry=registry,
+        )
+        queue.set_function(waiting)

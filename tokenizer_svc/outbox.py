@@ -1,0 +1,105 @@
+"""Deltas on their way to one gateway: one frame per tick, merged while the gateway is behind."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from pagemesh.shared.errors import LinkClosed
+from pagemesh.shared.link import Link
+from pagemesh.shared.wire import Delta, Deltas, Message, TokenLogprob
+
+MAX_PENDING_BYTES: Final = 64 * 2**20
+_LOGPROB_BYTES: Final = 64
+
+log = structlog.get_logger(__name__)
+
+
+class Outbox:
+    """The way to one gateway. Owner of nothing but the pending deltas; the link is its reader's.
+
+    While the link is busy, what a choice gains is merged into one delta. When even that grows past
+    MAX_PENDING_BYTES the gateway is not reading at all, and only its own link is closed.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._pending: dict[tuple[str, int], Delta] = {}
+        self._pending_bytes = 0
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send until the link is gone."""
+        with suppress(LinkClosed):
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                self._flush()
+                await self.link.drained()
+
+    def send(self, message: Message) -> None:
+        """Send what is no delta, now. Silent on a closed link: its reader cleans up."""
+        with suppress(LinkClosed):
+            self.link.send(message)
+
+    def add(self, delta: Delta) -> None:
+        """Queue one delta, behind all that was queued for its choice."""
+        place = (delta.request_id, delta.choice)
+        before = self._pending.get(place)
+        if before is not None and delta.error is not None:
+            self._flush_quietly()
+            before = None
+        self._pending[place] = delta if before is None else merge(before, delta)
+        self._pending_bytes += size_bytes(delta)
+        if self._pending_bytes > MAX_PENDING_BYTES:
+            self._give_up()
+        self._wake.set()
+
+    def forget(self, request_id: str) -> None:
+        """Drop what is pending for a request that nobody waits for any more."""
+        for place in [place for place in self._pending if place[0] == request_id]:
+            self._pending_bytes -= size_bytes(self._pending.pop(place))
+
+    def _flush(self) -> None:
+        rows = list(self._pending.values())
+        self._pending.clear()
+        self._pending_bytes = 0
+        if rows:
+            self.link.send(Deltas(rows))
+
+    def _flush_quietly(self) -> None:
+        with suppress(LinkClosed):
+            self._flush()
+
+    def _give_up(self) -> None:
+        log.error("gateway_too_slow", gateway=self.link.name, pending_bytes=self._pending_bytes)
+        self._pending.clear()
+        self._pending_bytes = 0
+        self.link.abort("the gateway reads too slowly")
+
+
+def merge(first: Delta, second: Delta) -> Delta:
+    """Both deltas of one choice as one."""
+    return second._replace(
+        text=first.text + second.text,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=_joined(first.logprobs, second.logprobs),
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    )
+
+
+def _joined(
+    first: list[TokenLogprob] | None, second: list[TokenLogprob] | None
+) -> list[TokenLogprob] | None:
+    return (first or []) + (second or []) if first or second else None
+
+
+def size_bytes(delta: Delta) -> int:
+    """Roughly what the delta weighs; additive under merging."""
+    n_entries = 0
+    for entries in (delta.logprobs, delta.prompt_logprobs):
+        n_entries += sum(1 + len(entry.top) for entry in entries or () if entry is not None)
+    return len(delta.text) + len(delta.token_ids) + _LOGPROB_BYTES * n_entries

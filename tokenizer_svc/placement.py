@@ -1,0 +1,124 @@
+"""The engines below: waiting for one, handing requests to them and taking them back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+import structlog
+
+from pagemesh.shared.errors import LinkClosed, RequestError
+from pagemesh.shared.link import Link
+from pagemesh.shared.prepared import PreparedModel
+from pagemesh.shared.wire import End, Engines, EngineStatus, Lost, ModelCard, Submit
+from pagemesh.tokenizer_svc.dispatch import Dispatch, Need, Place
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+
+class Placement:
+    """The asyncio shell around Dispatch. `on_change` runs whenever the engines changed."""
+
+    def __init__(
+        self, prepared: PreparedModel, patience_s: float, on_change: Callable[[], None]
+    ) -> None:
+        self._prepared = prepared
+        self._patience_s = patience_s
+        self._on_change = on_change
+        self._dispatch = Dispatch()
+        self._links: dict[str, Link] = {}
+        self._changed = asyncio.Event()
+        self._refused: set[tuple[str, str]] = set()
+
+    def statuses(self) -> list[EngineStatus]:
+        return self._dispatch.statuses()
+
+    def known_card(self) -> ModelCard | None:
+        return self._dispatch.card()
+
+    async def card(self) -> ModelCard:
+        """The card to check a request against. Raises RequestError (503) when none appears."""
+        return await self._when(self._dispatch.card)
+
+    async def place(self, submits: Sequence[Submit], card: ModelCard) -> None:
+        """Send all of `submits` to one engine, as soon as one can take them.
+
+        `card` is the one they were checked against. Raises RequestError (503) when no engine
+        appears in time.
+        """
+        need = Need.of(submits, card)
+        place = await self._when(lambda: self._dispatch.choose(need))
+        self._dispatch.place([submit.key for submit in submits], place)
+        # When the link is closed already, its reader is about to hand these keys back as lost.
+        with suppress(LinkClosed):
+            for submit in submits:
+                self._links[place.scheduler].send(submit._replace(engine_id=place.engine_id))
+
+    def end(self, keys: Iterable[int], reason: str) -> None:
+        """Tell the engines that `keys` need no more tokens."""
+        for scheduler, placed in self._dispatch.release(keys).items():
+            with suppress(LinkClosed):
+                self._links[scheduler].send(End(placed, reason))
+
+    def release(self, keys: Iterable[int]) -> None:
+        """The engines are done with `keys`."""
+        self._dispatch.release(keys)
+
+    def link_up(self, link: Link) -> None:
+        self._links[link.name] = link
+        self.update(link, Engines(link.peer.engines))
+
+    def link_down(self, link: Link) -> list[int]:
+        """Keys whose engines can no longer be reached."""
+        self._links.pop(link.name, None)
+        keys = self._dispatch.drop(link.name)
+        self._notify()
+        return keys
+
+    def update(self, link: Link, message: Engines) -> None:
+        ours = [status for status in message.engines if self._is_ours(status)]
+        self._dispatch.update(link.name, ours, draining=message.draining)
+        self._notify()
+
+    def lost(self, link: Link, message: Lost) -> list[int]:
+        """Keys of `message` that were still placed on the engine it names."""
+        return self._dispatch.release_lost(Place(link.name, message.engine_id), message.keys)
+
+    def _is_ours(self, status: EngineStatus) -> bool:
+        """An engine of other weights would answer in another vocabulary: never use it."""
+        theirs, ours = status.card.fingerprint, self._prepared.fingerprint
+        if theirs == ours:
+            return True
+        if (status.engine_id, theirs) not in self._refused:
+            self._refused.add((status.engine_id, theirs))
+            log.error(
+                "engine_refused",
+                engine=status.engine_id,
+                engine_model=status.card.names,
+                engine_fingerprint=theirs,
+                our_model=self._prepared.name,
+                our_fingerprint=ours,
+                remedy="start every service with the same model settings, then prepare again",
+            )
+        return False
+
+    async def _when(self, find: Callable[[], T | None]) -> T:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while (found := find()) is None:
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise RequestError(
+                f"no engine for this model became ready within {self._patience_s:g} s",
+                status=503,
+                code="engine_unavailable",
+            ) from error
+        return found
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._on_change()

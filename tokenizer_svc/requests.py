@@ -1,0 +1,67 @@
+"""The requests in flight in one tokenizer service: who asked, and which tasks work on them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from pagemesh.shared.wire import ModelCard
+from pagemesh.tokenizer_svc.outbox import Outbox
+
+
+class Request:
+    """One request of one gateway. Owner of the tasks that admit and place it.
+
+    `card` is the one it was checked against, None until then.
+    """
+
+    def __init__(self, request_id: str, attempt: int, outbox: Outbox) -> None:
+        self.request_id = request_id
+        self.attempt = attempt
+        self.outbox = outbox
+        self.card: ModelCard | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name=f"request-{self.request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        current = asyncio.current_task()
+        for task in self._tasks:
+            if task is not current:
+                task.cancel()
+
+
+class RequestTable:
+    """Requests by id. `idle` is set while there are none."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, Request] = {}
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def get(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def add(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        self.idle.clear()
+
+    def remove(self, request_id: str) -> Request | None:
+        """Forget a request and stop its tasks."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            request.cancel()
+        if not self._requests:
+            self.idle.set()
+        return request
+
+    def of(self, outbox: Outbox) -> list[str]:
+        """Ids of the requests that came over one gateway link."""
+        return [r.request_id for r in self._requests.values() if r.outbox is outbox]

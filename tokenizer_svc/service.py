@@ -1,0 +1,298 @@
+"""The tokenizer service: gateways above, schedulers below, text in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.link import LINK_PATH, Link, accept
+from pagemesh.shared.metrics import EngineCollector
+from pagemesh.shared.peers import Peers
+from pagemesh.shared.prepared import load_prepared, prepared_folder
+from pagemesh.shared.service import Runtime
+from pagemesh.shared.wire import (
+    Accepted,
+    Cancel,
+    Delta,
+    Detokenize,
+    Detokenized,
+    Engines,
+    Failed,
+    Generate,
+    Lost,
+    Message,
+    Submit,
+    Tokenize,
+    Tokenized,
+    Tokens,
+    pack_ids,
+)
+from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
+from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
+from pagemesh.tokenizer_svc.outbox import Outbox
+from pagemesh.tokenizer_svc.pipeline import Pipeline
+from pagemesh.tokenizer_svc.placement import Placement
+from pagemesh.tokenizer_svc.requests import Request, RequestTable
+from pagemesh.tokenizer_svc.text_model import TextModel
+
+log = structlog.get_logger(__name__)
+
+
+class TokenizerService:
+    """Serves the model of the settings. Raises StartupError when its folder cannot be read."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        settings = runtime.settings
+        folder = prepared_folder(settings.model)
+        text_model = TextModel(folder, load_prepared(folder), settings)
+        self._runtime = runtime
+        self._models = dict.fromkeys(text_model.names, text_model)
+        self._pipeline = Pipeline(text_model)
+        self._placement = Placement(
+            text_model.prepared, settings.gateway.request_timeout_s, self._push_engines
+        )
+        self._requests = RequestTable()
+        self._outboxes: set[Outbox] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pool = EncoderPool()
+        self._draining = False
+        runtime.metrics.register(EngineCollector(self._placement.statuses))
+        self._metrics = TokenizerMetrics(
+            runtime.metrics,
+            in_flight=lambda: len(self._requests),
+            waiting=lambda: self._pool.waiting,
+        )
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(LINK_PATH, self._serve_gateway)]
+
+    def not_ready(self) -> str | None:
+        if self._draining:
+            return "draining"
+        return None if self._placement.known_card() is not None else "no engine is known yet"
+
+    async def run(self) -> None:
+        runtime = self._runtime
+        peers = Peers(
+            "scheduler", runtime.registry, runtime.session, runtime.hello, self._serve_scheduler
+        )
+        try:
+            await peers.run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._pool.close()
+
+    async def drain(self) -> None:
+        self._draining = True
+        self._push_engines()
+        await self._requests.idle.wait()
+
+    # -- gateways ---------------------------------------------------------------------------------
+
+    async def _serve_gateway(self, request: web.Request) -> web.WebSocketResponse:
+        link, socket = await accept(request, self._runtime.hello(self._placement.statuses()))
+        if link is None:
+            return socket
+        outbox = Outbox(link)
+        self._outboxes.add(outbox)
+        sender = asyncio.create_task(outbox.run(), name=f"outbox-{link.name}")
+        self._send_engines(outbox)
+        try:
+            async for message in link:
+                self._on_gateway(outbox, message)
+        finally:
+            self._outboxes.discard(outbox)
+            for request_id in self._requests.of(outbox):
+                self._abort(request_id)
+            sender.cancel()
+            await asyncio.gather(sender, link.close(), return_exceptions=True)
+        return socket
+
+    def _on_gateway(self, outbox: Outbox, message: Message) -> None:
+        match message:
+            case Generate():
+                self._on_generate(outbox, message)
+            case Cancel(request_id=request_id):
+                request = self._requests.get(request_id)
+                if request is not None and request.outbox is outbox:
+                    self._abort(request_id)
+            case Tokenize():
+                self._spawn(outbox, message.request_id, self._tokenize(outbox, message))
+            case Detokenize():
+                self._spawn(outbox, message.request_id, self._detokenize(outbox, message))
+            case _:
+                log.warning("unexpected_message", peer=outbox.link.name, kind=type(message))
+
+    def _on_generate(self, outbox: Outbox, generate: Generate) -> None:
+        """A newer attempt replaces the older one, whose gateway link may not have ended yet."""
+        request_id = generate.request_id
+        older = self._requests.get(request_id)
+        if older is not None and older.attempt >= generate.attempt:
+            error = RequestError(f"request id {request_id!r} is in use", status=409)
+            self._refuse(outbox, request_id, error)
+            return
+        if older is not None:
+            self._abort(request_id)
+        request = Request(request_id, generate.attempt, outbox)
+        self._requests.add(request)
+        request.spawn(self._admit(request, generate))
+
+    async def _admit(self, request: Request, generate: Generate) -> None:
+        structlog.contextvars.bind_contextvars(request_id=request.request_id)
+        try:
+            await self._admit_or_raise(request, generate)
+        except Exception as error:
+            self._abort(request.request_id)
+            self._refuse(request.outbox, request.request_id, error)
+
+    async def _admit_or_raise(self, request: Request, generate: Generate) -> None:
+        if self._draining:
+            raise RequestError("this server is shutting down", status=503, code="shutting_down")
+        self._check_model(generate.model)
+        card = await self._placement.card()
+        started_s = time.perf_counter()
+        prepared = await self._pool.run(self._pipeline.prepare, generate, card)
+        self._metrics.encode_s.observe(time.perf_counter() - started_s)
+        request.card = card
+        admitted = self._pipeline.open(prepared)
+        self._metrics.prompt_tokens.inc(len(admitted.prompt_ids) // 4)
+        accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
+        request.outbox.send(accepted)
+        self._deliver(admitted.deltas)
+        if admitted.submits:
+            await self._placement.place(admitted.submits, card)
+
+    async def _tokenize(self, outbox: Outbox, message: Tokenize) -> None:
+        model = self._check_model(message.model)
+        ids = await self._pool.run(model.encode, message.prompt)
+        strs = list(map(model.token_str, ids)) if message.want_token_strs else None
+        card = self._placement.known_card()
+        max_model_len = card.max_model_len if card else model.prepared.max_position_tokens
+        outbox.send(Tokenized(message.request_id, pack_ids(ids), strs, max_model_len))
+
+    async def _detokenize(self, outbox: Outbox, message: Detokenize) -> None:
+        model = self._check_model(message.model)
+        ids = model.checked_ids(message.token_ids, param="tokens")
+        text = await self._pool.run(model.decode, ids, False)
+        outbox.send(Detokenized(message.request_id, text))
+
+    def _check_model(self, name: str) -> TextModel:
+        """Raises RequestError (404) for a name that is neither ours nor an engine's."""
+        model = self._models.get(name) or self._model_of_engines(name)
+        if model is None:
+            raise RequestError(
+                f"The model `{name}` does not exist.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+        return model
+
+    def _model_of_engines(self, name: str) -> TextModel | None:
+        """Placement keeps only engines of our model; they may serve it under more names."""
+        known = any(name in status.card.names for status in self._placement.statuses())
+        return self._pipeline.text_model if known else None
+
+    def _abort(self, request_id: str) -> None:
+        """Forget a request, here and below."""
+        request = self._requests.remove(request_id)
+        if request is not None:
+            request.outbox.forget(request_id)
+        self._placement.end(self._pipeline.close(request_id), "abort")
+
+    def _refuse(self, outbox: Outbox, request_id: str, error: Exception) -> None:
+        if not isinstance(error, RequestError):
+            log.error("request_crashed", request_id=request_id, exc_info=error)
+            error = RequestError("internal error", status=500, code="internal_error")
+        self._metrics.refused.labels(str(error.status)).inc()
+        outbox.send(Failed(request_id, error.to_wire()))
+
+    def _spawn(self, outbox: Outbox, request_id: str, work: Coroutine[Any, Any, None]) -> None:
+        async def answer() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._refuse(outbox, request_id, error)
+
+        task = asyncio.create_task(answer(), name=f"answer-{request_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _push_engines(self) -> None:
+        for outbox in self._outboxes:
+            self._send_engines(outbox)
+
+    def _send_engines(self, outbox: Outbox) -> None:
+        outbox.send(Engines(self._placement.statuses(), draining=self._draining))
+
+    # -- schedulers -------------------------------------------------------------------------------
+
+    async def _serve_scheduler(self, link: Link) -> None:
+        self._placement.link_up(link)
+        try:
+            async for message in link:
+                self._on_scheduler(link, message)
+        except Exception:
+            # A frame that makes no sense: whatever that scheduler holds is safer elsewhere.
+            log.exception("scheduler_frame_failed", peer=link.name)
+        finally:
+            self._resume(self._placement.link_down(link), cause="scheduler_link_lost")
+
+    def _on_scheduler(self, link: Link, message: Message) -> None:
+        match message:
+            case Tokens():
+                self._on_tokens(message)
+            case Engines():
+                self._placement.update(link, message)
+            case Lost():
+                self._resume(self._placement.lost(link, message), cause="engine_lost")
+            case _:
+                log.warning("unexpected_message", peer=link.name, kind=type(message))
+
+    def _on_tokens(self, tokens: Tokens) -> None:
+        fed = self._pipeline.feed(tokens)
+        self._placement.release(end.key for end in tokens.ended)
+        self._placement.release(key for key, _ in tokens.failed)
+        self._placement.end(fed.end_keys, "stop")
+        self._deliver(fed.deltas)
+
+    def _deliver(self, deltas: Iterable[Delta]) -> None:
+        n_tokens = 0
+        for delta in deltas:
+            n_tokens += len(delta.token_ids) // 4
+            request = self._requests.get(delta.request_id)
+            if request is None:
+                continue
+            if delta.error is not None:
+                log.warning("choice_failed", request_id=delta.request_id, error=delta.error.message)
+            request.outbox.add(delta)
+            if delta.request_id not in self._pipeline:
+                self._requests.remove(delta.request_id)
+        self._metrics.output_tokens.inc(n_tokens)
+
+    def _resume(self, keys: list[int], *, cause: str) -> None:
+        """Place choices elsewhere, with what they have generated so far."""
+        resumed = self._pipeline.resume(keys)
+        self._deliver(resumed.deltas)
+        if resumed.submits:
+            log.warning("choices_resubmitted", cause=cause, choices=len(resumed.submits))
+            self._metrics.resubmitted.inc(len(resumed.submits))
+        for submit in resumed.submits:
+            request = self._requests.get(submit.request_id)
+            if request is not None:
+                request.spawn(self._place_again(request, submit))
+
+    async def _place_again(self, request: Request, submit: Submit) -> None:
+        assert request.card is not None  # it was placed before
+        try:
+            await self._placement.place([submit], request.card)
+        except RequestError as error:
+            self._deliver(self._pipeline.fail([submit.key], error.to_wire()))
