@@ -49,6 +49,11 @@ def fetch(model: ModelSettings, report: Report, check_config: Callable[[Path], N
     if model.load_format == "auto":
         report(f"fetching the weights of {repo}")
         _snapshot(repo, folder.name, _WEIGHT_FILES)
+        if not any(folder.glob("*.safetensors")):
+            raise StartupError(
+                f"{repo} has no safetensors weights (pickle files, which can run code when loaded, "
+                "are not fetched)"
+            )
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -235,7 +236,7 @@ def _break_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
 
 
-def _become(architecture: str, **config: object) -> object:
+def _become(architecture: str, **config: object) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         _edit_json(folder / "config.json", architectures=[architecture], **config)
 
@@ -263,7 +264,9 @@ SUPPORTED = "not supported; supported are LlamaForCausalLM, MistralForCausalLM"
         (_become("JambaForCausalLM"), SUPPORTED),
     ],
 )
-def test_bad_folder_is_one_sentence(source: Path, options: Options, damage, sentence: str) -> None:  # type: ignore[no-untyped-def]
+def test_bad_folder_is_one_sentence(
+    source: Path, options: Options, damage: Callable[[Path], None], sentence: str
+) -> None:
     damage(source)
     with pytest.raises(StartupError, match=sentence) as caught:
         prepare(options(source))
