@@ -1,0 +1,100 @@
+"""One link upstream: its requests, and the frame being filled for it (one Tokens per step)."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+from pagemesh.shared.wire import (
+    Ended,
+    LogprobRow,
+    PromptLogprobs,
+    Tokens,
+    WireError,
+    pack_ids,
+)
+
+if TYPE_CHECKING:
+    from pagemesh.scheduler_svc.request import Request
+
+_INT32_BYTES: Final = 4
+_ONE: Final = pack_ids([1])
+
+
+class Client:
+    """Owner of the keys of one link. Rows of the frame stand in the order they were produced."""
+
+    __slots__ = (
+        "ended",
+        "failed",
+        "ids",
+        "keys",
+        "leaders",
+        "logprobs",
+        "prompt_logprobs",
+        "requests",
+        "started",
+    )
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Request] = {}
+        self.leaders: dict[str, Request] = {}
+        """Choice 0 of each group that still runs or waits."""
+        self._clear()
+
+    def take_frame(self, engine_id: str) -> Tokens | None:
+        """The frame, or None when there is nothing to say. It is empty afterwards."""
+        n = len(self.keys)
+        if not (n or self.ended or self.failed or self.started or self.prompt_logprobs):
+            return None
+        tokens = Tokens(
+            engine_id,
+            keys=pack_ids(self.keys),
+            counts=_ONE * n,
+            ids=pack_ids(self.ids),
+            ended=self.ended,
+            started=self.started,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            failed=self.failed,
+        )
+        self._clear()
+        return tokens
+
+    def fail_all(self, error: WireError) -> int:
+        """Say of every request that it failed, and forget them. Returns how many there were."""
+        n = len(self.requests)
+        self.failed += [(key, error) for key in self.requests]
+        self.requests.clear()
+        self.leaders.clear()
+        return n
+
+    def add_prompt_logprobs(self, key: int, rows: PromptLogprobs, wanted_from: int) -> int:
+        """Pass on the rows from position `wanted_from` on; return the next position wanted.
+
+        Positions computed again after a preemption were delivered before.
+        """
+        n_rows = len(rows.ranks) // _INT32_BYTES
+        skip = wanted_from - rows.start
+        if not 0 <= skip < n_rows:
+            return wanted_from
+        row_bytes = rows.width * _INT32_BYTES
+        self.prompt_logprobs.append(
+            rows._replace(
+                key=key,
+                start=wanted_from,
+                ids=rows.ids[skip * row_bytes :],
+                values=rows.values[skip * row_bytes :],
+                ranks=rows.ranks[skip * _INT32_BYTES :],
+            )
+        )
+        return rows.start + n_rows
+
+    def _clear(self) -> None:
+        self.keys: array[int] = array("i")
+        self.ids: array[int] = array("i")
+        self.ended: list[Ended] = []
+        self.started: list[tuple[int, int]] = []
+        self.logprobs: list[LogprobRow] = []
+        self.prompt_logprobs: list[PromptLogprobs] = []
+        self.failed: list[tuple[int, WireError]] = []

@@ -1,0 +1,126 @@
+"""Commit a planned step: take the blocks and slots, advance the counters, write the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pagemesh.scheduler_svc.inflight import InFlight
+from pagemesh.scheduler_svc.planning import Admission, Schedule
+from pagemesh.scheduler_svc.prefix import PrefixCache
+from pagemesh.scheduler_svc.request import Request
+from pagemesh.scheduler_svc.residents import Residents
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import NewRow, Step, pack_ids
+
+
+class StepWriter:
+    """Owner of the step numbers; all that changes the books for a step happens in `write`."""
+
+    def __init__(
+        self, residents: Residents, cache: PrefixCache, epoch: int, after_step: int
+    ) -> None:
+        self.step = after_step
+        self.snapshot_due = True
+        """The next step starts from an empty batch: the first, or one after a gap."""
+        self.snapshot_step = after_step
+        """The last step that did."""
+        self._residents = residents
+        self._cache = cache
+        self._epoch = epoch
+
+    def write(self, schedule: Schedule, sealed: list[tuple[int, bytes]]) -> tuple[Step, InFlight]:
+        """Commit `schedule` (victims are out already) and return its frame and its record."""
+        self.step += 1
+        base = self.step - 1
+        if self.snapshot_due:
+            base, self.snapshot_step = 0, self.step
+        copies = self._admit(schedule.admissions)
+        cont = self._grow(schedule.rows.growing)
+        new = self._new_rows(schedule.admissions)
+        flight = self._advance(schedule)
+        step = Step(
+            epoch=self._epoch,
+            step=self.step,
+            base=base,
+            gone=pack_ids(self._residents.gone if base else []),
+            new=new,
+            cont=cont if base else [],
+            copies=pack_ids(copies),
+            slots=pack_ids([request.slot for request in flight.rows]),
+            n_tokens=pack_ids(flight.n_tokens),
+            sealed=sealed,
+        )
+        self._residents.gone = []
+        self.snapshot_due = False
+        return step, flight
+
+    def _admit(self, admissions: list[Admission]) -> list[int]:
+        """Returns the (source, destination) pairs to copy, flat."""
+        copies: list[int] = []
+        tables = self._residents.blocks.commit([a.allocation for a in admissions])
+        for admission, blocks in zip(admissions, tables, strict=True):
+            request, prefix = admission.request, admission.prefix
+            self._residents.admit(request, blocks, prefix.computed, self.step)
+            if prefix.forked_from is None:
+                self._cache.begin(request, len(prefix.blocks))
+                continue
+            # What a fork shares may still be in flight; it publishes what its leader did not.
+            self._cache.begin(request, 0)
+            prefix.forked_from.forks.append(request)
+            if prefix.copy_from is not None:
+                copies += (prefix.copy_from, blocks[len(prefix.blocks)])
+        return copies
+
+    def _grow(self, growing: list[Request]) -> list[tuple[int, bytes]]:
+        fresh = self._residents.blocks.take(len(growing))
+        for request, block in zip(growing, fresh, strict=True):
+            self._residents.grow(request, block)
+        return [(request.slot, pack_ids([request.blocks[-1]])) for request in growing]
+
+    def _new_rows(self, admissions: list[Admission]) -> list[NewRow]:
+        """Before the counters advance: `computed` is what the blocks hold at the start."""
+        entering: Iterable[Request] = (admission.request for admission in admissions)
+        if self.snapshot_due:
+            entering = self._residents.running.values()
+        return [_new_row(request) for request in entering]
+
+    def _advance(self, schedule: Schedule) -> InFlight:
+        """Decodes first. A row whose computed count catches up gets a token on the worker."""
+        rows = list(schedule.rows.decodes)
+        for request in rows:
+            request.computed += 1
+            request.length += 1
+        n_tokens = [1] * len(rows)
+        samples = [True] * len(rows)
+        prefills = [*schedule.rows.chunks, *((a.request, a.n_tokens) for a in schedule.admissions)]
+        for request, n in prefills:
+            request.computed += n
+            caught_up = request.computed == request.length
+            request.length += caught_up
+            rows.append(request)
+            n_tokens.append(n)
+            samples.append(caught_up)
+        incarnations = [request.incarnation for request in rows]
+        return InFlight(self.step, rows, incarnations, n_tokens, samples)
+
+
+def _new_row(request: Request) -> NewRow:
+    return NewRow(
+        slot=request.slot,
+        ids=pack_ids(request.ids),
+        n_prompt=request.n_prompt,
+        seed=request.seed,
+        params=_params(request),
+        blocks=pack_ids(request.blocks),
+        computed=request.computed,
+    )
+
+
+def _params(request: Request) -> SamplingParams:
+    """Without prompt logprobs where nobody waits for them any more."""
+    params = request.params
+    if params.prompt_logprobs is None or request.prompt_logprobs_from < request.n_prompt:
+        return params
+    return msgspec.structs.replace(params, prompt_logprobs=None)

@@ -1,0 +1,31 @@
+"""What an engine counts. Totals only grow."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class EngineCounters:
+    """Token counts of the prefix cache keep first admissions apart from re-admissions after a
+    preemption, which would flatter the hit rate."""
+
+    def __init__(self) -> None:
+        self.preemptions = 0
+        self.preempted_tokens = 0
+        self.prefix_query_tokens = 0
+        self.prefix_hit_tokens = 0
+        self.readmitted_query_tokens = 0
+        self.readmitted_hit_tokens = 0
+        self.finished: Counter[str] = Counter()
+        """By reason: stop, length, abort, error."""
+        self.audit_findings = 0
+        self.failures = 0
+        """Times the engine gave up all its requests over an invariant."""
+
+    def count_lookup(self, n_tokens: int, n_hit: int, *, readmitted: bool) -> None:
+        if readmitted:
+            self.readmitted_query_tokens += n_tokens
+            self.readmitted_hit_tokens += n_hit
+        else:
+            self.prefix_query_tokens += n_tokens
+            self.prefix_hit_tokens += n_hit

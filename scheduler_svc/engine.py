@@ -1,0 +1,295 @@
+"""One engine: queues, blocks and steps of one worker group. No I/O, no clock, no event loop.
+
+`plan` decides and commits the next step; `apply` takes in a result. Up to `run_ahead_depth` steps
+are out at a time: a step needs the counts of the one before it, not its tokens. What is found late
+(an end of sequence, a preemption) leaves results of an older incarnation behind: tokens of a
+preempted request are still delivered, in order, and touch no counter; those of a finished request
+are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import ceil
+from typing import Final
+
+import structlog
+
+from pagemesh.scheduler_svc.client import Client
+from pagemesh.scheduler_svc.commit import StepWriter
+from pagemesh.scheduler_svc.counters import EngineCounters
+from pagemesh.scheduler_svc.errors import InvariantError
+from pagemesh.scheduler_svc.inflight import InFlight
+from pagemesh.scheduler_svc.intake import Intake
+from pagemesh.scheduler_svc.lifecycle import Lifecycle
+from pagemesh.scheduler_svc.planning import Admission, Limits, Schedule, plan_step
+from pagemesh.scheduler_svc.prefix import PrefixCache
+from pagemesh.scheduler_svc.request import Request
+from pagemesh.scheduler_svc.residents import Residents
+from pagemesh.scheduler_svc.results import ResultReader
+from pagemesh.shared.errors import RequestError, SettingsError
+from pagemesh.shared.settings import SchedulerSettings
+from pagemesh.shared.wire import (
+    Capacity,
+    EngineStats,
+    EngineStatus,
+    ModelCard,
+    Step,
+    StepResult,
+    Submit,
+    Tokens,
+    WireError,
+)
+
+REMEDIES: Final = (
+    "lower --max-num-seqs, shorten --max-model-len, add tensor parallelism or replicas"
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Engine:
+    """The scheduler core of one worker group. `epoch` is the worker's incarnation.
+
+    Raises SettingsError when chunked prefill is off and a full prompt does not fit one step.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        card: ModelCard,
+        capacity: Capacity,
+        settings: SchedulerSettings,
+        *,
+        epoch: int,
+        prefix_caching: bool,
+    ) -> None:
+        self.engine_id = engine_id
+        self.card = card
+        self.capacity = capacity
+        self.counters = EngineCounters()
+        self._settings = settings
+        self._epoch = epoch
+        self._prefix_caching = prefix_caching
+        self._limits = _limits(card, capacity, settings)
+        self._intake = Intake(card, capacity, settings.scheduling_policy)
+        self._clients: dict[str, Client] = {}
+        self._last_event_s = 0.0
+        self._oldest_since_s = 0.0
+        self._open_books(after_step=0)
+
+    def _open_books(self, after_step: int) -> None:
+        """No request, every block free, an empty batch. Results up to `after_step` are nobody's."""
+        self._residents = Residents(
+            num_blocks=self.capacity.num_blocks,
+            max_num_seqs=self._limits.max_num_seqs,
+            block_tokens=self.card.block_tokens,
+        )
+        self._cache = PrefixCache(
+            self._residents.blocks, self.card.block_tokens, enabled=self._prefix_caching
+        )
+        self._lifecycle = Lifecycle(self._clients, self._residents, self.counters)
+        self._results = ResultReader(self._lifecycle, self._cache, self._intake.eos_ids)
+        self._writer = StepWriter(self._residents, self._cache, self._epoch, after_step)
+        self._inflight: deque[InFlight] = deque()
+        self._nobodys_until = after_step
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def submit(self, owner: str, submit: Submit, now_s: float) -> None:
+        """Queue one choice of one request.
+
+        Raises RequestError: 400 when it can never be served, 429 when too many wait already.
+        """
+        client = self._clients.setdefault(owner, Client())
+        request = self._intake.build(submit, client, now_s)
+        n_waiting = self._lifecycle.n_waiting
+        if n_waiting >= self._settings.max_waiting:
+            message = f"{n_waiting} requests are waiting already; try again later"
+            raise RequestError(message, status=429, code="engine_overloaded")
+        self._last_event_s = now_s
+        self._cache.extend_hashes(request)
+        self._lifecycle.enter(request)
+
+    def end(self, owner: str, keys: Iterable[int], reason: str, now_s: float) -> None:
+        """The owner needs no more tokens: "stop" (its stop string matched) or "abort". Keys that
+        ended already are ignored."""
+        self._last_event_s = now_s
+        client = self._clients.get(owner)
+        for key in keys:
+            request = client.requests.get(key) if client is not None else None
+            if request is not None:
+                self._lifecycle.finish(request, reason)
+
+    def drop_owner(self, owner: str) -> int:
+        """The owner is gone: abort all it had. Returns how many requests that were."""
+        return self._lifecycle.drop(owner)
+
+    def lost(self) -> dict[str, list[int]]:
+        """Owner → keys of every unfinished request, for when the worker is gone."""
+        return {owner: list(c.requests) for owner, c in self._clients.items() if c.requests}
+
+    def fail_all(self, message: str) -> dict[str, Tokens]:
+        """End every request in failure and go on with new books and an empty batch."""
+        error = WireError(500, "engine_failure", None, message)
+        self.counters.failures += 1
+        for client in self._clients.values():
+            self.counters.finished["error"] += client.fail_all(error)
+        self._open_books(after_step=self._writer.step)
+        return self._lifecycle.take_frames(self.engine_id)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def plan(self, now_s: float) -> Step | None:
+        """Commit the next step and return its frame; None when there is nothing to do, or when as
+        many steps are out as may be."""
+        if len(self._inflight) >= self._settings.run_ahead_depth:
+            return None
+        if self._writer.snapshot_due and self._inflight:
+            return None  # what the worker did compute before the gap must land first
+        schedule = plan_step(
+            list(self._residents.running.values()),
+            self._lifecycle.waiting,
+            self._cache,
+            self._residents.blocks,
+            self._limits,
+            self._landed_step,
+        )
+        if schedule.empty and (self._inflight or not self._residents.gone):
+            return None
+        self._last_event_s = now_s
+        if not self._inflight:
+            self._oldest_since_s = now_s
+        return self._commit(schedule)
+
+    def apply(self, result: StepResult, now_s: float) -> dict[str, Tokens]:
+        """Take in the result of the oldest step that is out; owner → what it gained.
+
+        Raises InvariantError when it is the result of no such step.
+        """
+        if result.epoch != self._epoch or result.step <= self._nobodys_until:
+            return {}
+        if not self._inflight or self._inflight[0].step != result.step:
+            raise InvariantError(f"a result of step {result.step}, which is not the oldest out")
+        self._last_event_s = self._oldest_since_s = now_s
+        self._results.read(self._inflight.popleft(), result)
+        return self._lifecycle.take_frames(self.engine_id)
+
+    def snapshot(self, last_step: int) -> None:
+        """The worker ran no step after `last_step`: the next one carries every running request as
+        new. Steps it never ran are taken back; requests that entered in them wait again."""
+        if last_step < self._writer.snapshot_step:
+            return  # asked for before the snapshot already sent got there
+        sent = self._writer.step
+        log.warning("snapshot", engine=self.engine_id, last_step=last_step, sent=sent)
+        while self._inflight and self._inflight[-1].step > last_step:
+            flight = self._inflight.pop()
+            for request in flight.take_back():
+                self._lifecycle.requeue(request, stale_until=sent)
+        self._writer.snapshot_due = True
+
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued, running or out."""
+        busy = self._residents.running or self._lifecycle.n_waiting or self._inflight
+        return not busy
+
+    def idle_for_s(self, now_s: float) -> float:
+        return now_s - self._last_event_s if self.idle else 0.0
+
+    def step_age_s(self, now_s: float) -> float:
+        """How long the worker has been at the oldest step that is out."""
+        return now_s - self._oldest_since_s if self._inflight else 0.0
+
+    def stats(self) -> EngineStats:
+        blocks, counters = self._residents.blocks, self.counters
+        return EngineStats(
+            running=len(self._residents.running),
+            waiting=self._lifecycle.n_waiting,
+            kv_usage=1 - blocks.free / blocks.total,
+            preemptions_total=counters.preemptions,
+            prefix_query_tokens_total=counters.prefix_query_tokens,
+            prefix_hit_tokens_total=counters.prefix_hit_tokens,
+        )
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(self.engine_id, self.card, self.capacity, self.stats())
+
+    def audit(self) -> list[str]:
+        """Prove that blocks and slots add up; repair, count and return what did not."""
+        findings = self._residents.audit()
+        self.counters.audit_findings += len(findings)
+        return findings
+
+    # -- commit ------------------------------------------------------------------------------------
+
+    @property
+    def _landed_step(self) -> int:
+        """Every result up to this step has arrived or never will."""
+        return self._inflight[0].step - 1 if self._inflight else self._writer.step
+
+    def _commit(self, schedule: Schedule) -> Step:
+        self._preempt(schedule.preempted)
+        self._lifecycle.waiting.drop_front(len(schedule.admissions))
+        for admission in schedule.admissions:
+            self._count_admission(admission)
+        step, flight = self._writer.write(schedule, self._results.take_sealed())
+        self._inflight.append(flight)
+        for request in flight.rows:
+            if request.followers and request.computed >= request.n_prompt:
+                self._lifecycle.release_followers(request)
+        return step
+
+    def _preempt(self, victims: list[Request]) -> None:
+        for request in victims:
+            request.preemptions += 1
+            self.counters.preemptions += 1
+            self.counters.preempted_tokens += request.computed
+            self._lifecycle.requeue(request, stale_until=self._writer.step)
+        if victims:
+            log.warning(
+                "preempted",
+                engine=self.engine_id,
+                requests=[request.request_id for request in victims],
+                total=self.counters.preemptions,
+                cause="the KV cache is full; these requests will be computed again",
+                remedies=f"{self._memory_remedy()}, {REMEDIES}",
+            )
+
+    def _memory_remedy(self) -> str:
+        on_cpu = self.capacity.device.startswith("cpu")
+        return "raise --kv-cache-memory" if on_cpu else "raise --gpu-memory-utilization"
+
+    def _count_admission(self, admission: Admission) -> None:
+        request, prefix = admission.request, admission.prefix
+        if prefix.forked_from is not None:
+            cached = prefix.forked_from.cached_tokens or 0
+        else:
+            cached = min(prefix.computed, request.n_prompt)
+            if self._cache.reads(request):
+                self.counters.count_lookup(
+                    len(request.ids), prefix.computed, readmitted=request.preemptions > 0
+                )
+        if request.cached_tokens is None:
+            request.cached_tokens = cached
+            request.client.started.append((request.key, cached))
+
+
+def _limits(card: ModelCard, capacity: Capacity, settings: SchedulerSettings) -> Limits:
+    budget = capacity.max_num_batched_tokens
+    if not settings.enable_chunked_prefill and budget < card.max_model_len:
+        raise SettingsError(
+            f"without chunked prefill a step must hold a whole prompt: --max-num-batched-tokens "
+            f"is {budget} and must be at least --max-model-len ({card.max_model_len})",
+            key="enable_chunked_prefill",
+        )
+    return Limits(
+        budget_tokens=budget,
+        max_num_seqs=min(settings.max_num_seqs, capacity.max_num_seqs),
+        block_tokens=card.block_tokens,
+        watermark_blocks=ceil(settings.watermark * (capacity.num_blocks - 1)),
+        chunked_prefill=settings.enable_chunked_prefill,
+    )

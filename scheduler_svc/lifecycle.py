@@ -1,0 +1,134 @@
+"""Where each request is, and the only ways it moves: queue → worker → back to the queue, or out."""
+
+from __future__ import annotations
+
+from pagemesh.scheduler_svc.client import Client
+from pagemesh.scheduler_svc.counters import EngineCounters
+from pagemesh.scheduler_svc.queues import WaitingQueue
+from pagemesh.scheduler_svc.request import Request, Status
+from pagemesh.scheduler_svc.residents import Residents
+from pagemesh.shared.wire import Tokens, WireError
+
+
+class Lifecycle:
+    """Owner of the requests that wait, queued or held back for their leader; the residents own
+    the running ones."""
+
+    def __init__(
+        self, clients: dict[str, Client], residents: Residents, counters: EngineCounters
+    ) -> None:
+        self._clients = clients
+        self.waiting = WaitingQueue()
+        self.residents = residents
+        self._counters = counters
+        self._n_held = 0
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self.waiting) + self._n_held
+
+    def enter(self, request: Request) -> None:
+        """Queue a new request. Choices above 0 of a group wait for choice 0 to have their prompt
+        computed, if it is about to; those behind them in the queue do not."""
+        client = request.client
+        client.requests[request.key] = request
+        leader = client.leaders.get(request.group)
+        if request.group and request.choice == 0:
+            client.leaders[request.group] = request
+        elif leader is not None and _same_prompt(leader, request):
+            request.leader = leader
+            if _will_compute_prompt(leader):
+                self._hold(request, leader)
+                return
+        self.waiting.push(request)
+
+    def release_followers(self, leader: Request) -> None:
+        """The prompt of `leader` is computed, or will not be: its followers queue like anyone."""
+        for follower in leader.followers:
+            follower.status = Status.WAITING
+            self.waiting.push(follower)
+        self._n_held -= len(leader.followers)
+        leader.followers = []
+
+    def requeue(self, request: Request, stale_until: int) -> None:
+        """Off the worker and back to the queue with nothing computed. Results of steps up to
+        `stale_until` may still bring tokens; until then its `ids` are not complete."""
+        self.residents.evict(request)
+        request.status = Status.PREEMPTED
+        request.forget_progress()
+        request.stale_until = stale_until
+        self.release_followers(request)
+        self.waiting.push(request)
+
+    def finish(self, request: Request, reason: str) -> None:
+        """The one end of a request. A second call does nothing."""
+        if request.status is Status.FINISHED:
+            return
+        self._leave(request)
+        request.status = Status.FINISHED
+        request.incarnation += 1
+        self.release_followers(request)
+        request.forks = []
+        client = request.client
+        del client.requests[request.key]
+        if client.leaders.get(request.group) is request:
+            del client.leaders[request.group]
+        self._counters.finished[reason] += 1
+
+    def fail(self, request: Request, error: WireError, step: int) -> None:
+        """End `request` in failure: what it computed in `step` is worthless, and what it computed
+        before is suspect, so the cache forgets it. Forks made of a prompt that was not confirmed
+        yet fail with it."""
+        if request.status is Status.FINISHED:
+            return
+        victims = [request]
+        if request.confirmed < request.n_prompt:
+            victims += [fork for fork in request.forks if fork.admitted_step > step]
+        for victim in victims:
+            if victim.status is Status.FINISHED:
+                continue
+            self.residents.blocks.forget(victim.blocks)
+            victim.client.failed.append((victim.key, error))
+            self.finish(victim, "error")
+
+    def drop(self, owner: str) -> int:
+        """Abort all that `owner` had. Returns how many requests that were."""
+        client = self._clients.pop(owner, None)
+        requests = list(client.requests.values()) if client is not None else []
+        for request in requests:
+            self.finish(request, "abort")
+        return len(requests)
+
+    def take_frames(self, engine_id: str) -> dict[str, Tokens]:
+        """Owner → its frame, where there is anything to say."""
+        frames = ((owner, client.take_frame(engine_id)) for owner, client in self._clients.items())
+        return {owner: frame for owner, frame in frames if frame is not None}
+
+    def _hold(self, request: Request, leader: Request) -> None:
+        request.status = Status.HELD
+        leader.followers.append(request)
+        self._n_held += 1
+
+    def _leave(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self.residents.evict(request)
+        elif request.status is Status.HELD and request.leader is not None:
+            request.leader.followers.remove(request)
+            self._n_held -= 1
+        else:
+            self.waiting.remove(request)
+
+
+def _same_prompt(leader: Request, request: Request) -> bool:
+    n = leader.n_prompt
+    return (
+        request.n_prompt == n
+        and request.cache_salt == leader.cache_salt
+        and request.ids[:n] == leader.ids[:n]
+    )
+
+
+def _will_compute_prompt(leader: Request) -> bool:
+    """A preempted leader may be gone for long, so nobody waits for it."""
+    running = leader.status is Status.RUNNING and leader.computed < leader.n_prompt
+    return running or leader.status is Status.WAITING

@@ -1,0 +1,94 @@
+"""The prefix cache of one engine: what a request can read from it, and what it adds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pagemesh.scheduler_svc.blocks import BlockManager
+from pagemesh.scheduler_svc.request import Request, Status
+from pagemesh.shared.hashing import CHAIN_START, chain_hashes
+from pagemesh.shared.wire import pack_ids
+
+
+class Prefix(NamedTuple):
+    """Blocks a request need not compute. A fork shares `blocks` with its leader and copies block
+    `copy_from` (None: nothing to copy), because it will write into that one."""
+
+    blocks: list[int]
+    computed: int
+    forked_from: Request | None = None
+    copy_from: int | None = None
+
+
+class PrefixCache:
+    """Reads and publishes through the block manager; `enabled` is the setting."""
+
+    def __init__(self, blocks: BlockManager, block_tokens: int, *, enabled: bool) -> None:
+        self._blocks = blocks
+        self._block_tokens = block_tokens
+        self._enabled = enabled
+
+    # -- pure ------------------------------------------------------------------------------------
+
+    def find(self, request: Request) -> Prefix:
+        """The longest prefix there is: cached blocks, or those of the request's leader."""
+        cached = self._cached(request)
+        forked = self._forked(request)
+        return forked if forked is not None and forked.computed > cached.computed else cached
+
+    def reads(self, request: Request) -> bool:
+        """A request whose prompt logprobs are still owed must compute every position."""
+        return self._enabled and request.prompt_logprobs_from >= request.n_prompt
+
+    def _cached(self, request: Request) -> Prefix:
+        """At least one token is left to compute: its logits are needed."""
+        if not self.reads(request):
+            return Prefix([], 0)
+        limit = (len(request.ids) - 1) // self._block_tokens
+        hit = self._blocks.match(request.hashes, limit)
+        return Prefix(hit, len(hit) * self._block_tokens)
+
+    def _forked(self, request: Request) -> Prefix | None:
+        """All of the leader's prompt but its last token, whose logits are computed again."""
+        leader = request.leader
+        if leader is None or leader.status is not Status.RUNNING:
+            return None
+        if leader.computed < leader.n_prompt:
+            return None
+        shared, rest = divmod(leader.n_prompt - 1, self._block_tokens)
+        copied = leader.blocks[shared] if rest else None
+        return Prefix(leader.blocks[:shared], leader.n_prompt - 1, leader, copied)
+
+    # -- commit ----------------------------------------------------------------------------------
+
+    def extend_hashes(self, request: Request) -> None:
+        """Continue the hash chain over the full blocks of all confirmed tokens."""
+        start = len(request.hashes) * self._block_tokens
+        full = len(request.ids) // self._block_tokens * self._block_tokens
+        if not self._enabled or full <= start:
+            return
+        request.hashes += chain_hashes(
+            pack_ids(request.ids[start:full]),
+            self._block_tokens,
+            parent=request.hashes[-1] if request.hashes else CHAIN_START,
+            salt=request.cache_salt,
+        )
+
+    def begin(self, request: Request, cached_blocks: int) -> None:
+        """`cached_blocks` of the admitted request are published already."""
+        request.published = cached_blocks
+        if self._enabled:
+            request.publish_at = (cached_blocks + 1) * self._block_tokens
+
+    def publish(self, request: Request) -> list[tuple[int, bytes]]:
+        """Publish the blocks that confirmed tokens filled; return the new (block, hash) pairs.
+
+        A block counts once its step has run: a step that fails must leave nothing to be found.
+        """
+        self.extend_hashes(request)
+        full = request.confirmed // self._block_tokens
+        fresh = range(request.published, full)
+        pairs = [(request.blocks[i], request.hashes[i]) for i in fresh]
+        request.published = full
+        request.publish_at = (full + 1) * self._block_tokens
+        return [pair for pair in pairs if self._blocks.publish(*pair)]

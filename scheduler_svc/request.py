@@ -1,0 +1,166 @@
+"""One choice of one request, as the engine sees it.
+
+`ids` are the tokens confirmed so far (prompt, then answer). `length` counts those plus the ones the
+worker owes us: it samples a token in every planned step that lets `computed` catch up with
+`length`. Scheduling needs these counts only, never the values, so steps are planned ahead.
+
+While running: 0 <= owed, published blocks <= confirmed // block tokens, confirmed <= computed,
+computed < length, and `length` exceeds `len(ids)` by what steps in flight will sample.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Final
+
+from pagemesh.shared.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from pagemesh.scheduler_svc.client import Client
+
+NEVER: Final = 1 << 62
+"""A token count no request reaches."""
+
+OrderKey = tuple[int, float, int]
+"""(priority, arrival, submission number): smaller is served first and preempted last."""
+
+
+class Status(Enum):
+    HELD = auto()
+    """Waits for the leader of its group to have computed their prompt."""
+    WAITING = auto()
+    PREEMPTED = auto()
+    """Waits again, after losing its blocks and slot."""
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+class Request:
+    """The truth about one request and its counters. Owner: the engine.
+
+    `incarnation` grows whenever results in flight stop counting: at preemption and at the end.
+    Blocks and slot are only set through `residents.Residents`.
+    """
+
+    __slots__ = (
+        "admitted_step",
+        "blocks",
+        "cache_salt",
+        "cached_tokens",
+        "choice",
+        "client",
+        "computed",
+        "confirmed",
+        "followers",
+        "forks",
+        "group",
+        "hashes",
+        "ids",
+        "incarnation",
+        "key",
+        "leader",
+        "length",
+        "max_length",
+        "n_prompt",
+        "order",
+        "params",
+        "plan_limit",
+        "preemptions",
+        "prefill_only",
+        "prompt_logprobs_from",
+        "publish_at",
+        "published",
+        "request_id",
+        "room_tokens",
+        "seed",
+        "slot",
+        "stale_until",
+        "status",
+        "stop_ids",
+    )
+
+    def __init__(
+        self,
+        *,
+        key: int,
+        request_id: str,
+        client: Client,
+        ids: array[int],
+        n_prompt: int,
+        max_length: int,
+        prefill_only: bool,
+        stop_ids: frozenset[int],
+        seed: int,
+        params: SamplingParams,
+        order: OrderKey,
+        hashes: list[bytes],
+        cache_salt: str,
+        group: str,
+        choice: int,
+    ) -> None:
+        self.key = key
+        self.request_id = request_id
+        self.client = client
+        self.ids = ids
+        self.n_prompt = n_prompt
+        self.max_length = max_length
+        """Tokens, prompt included, at which the answer is cut."""
+        self.prefill_only = prefill_only
+        """The prompt is computed and the token sampled after it dropped."""
+        self.plan_limit = len(ids) + 1 if prefill_only else max_length
+        """`length` beyond which nothing is scheduled: the last token is already on its way."""
+        self.stop_ids = stop_ids
+        self.seed = seed
+        self.params = params
+        self.order = order
+        self.hashes = hashes
+        """Chain hashes of the full blocks of `ids`, as far as known."""
+        self.cache_salt = cache_salt
+        self.group = group
+        self.choice = choice
+
+        self.status = Status.WAITING
+        self.incarnation = 0
+        self.preemptions = 0
+        self.stale_until = 0
+        """Results of steps up to this one may still bring tokens of an older incarnation."""
+        self.admitted_step = 0
+        self.cached_tokens: int | None = None
+        """Prompt tokens that did not have to be computed; None before the first admission."""
+        self.prompt_logprobs_from = 1 if wants_prompt_logprobs(params, choice) else NEVER
+        """First prompt position whose logprobs are still owed to the client."""
+
+        self.leader: Request | None = None
+        self.followers: list[Request] = []
+        """Choices of the same prompt waiting for this one to compute it."""
+        self.forks: list[Request] = []
+        """Choices that share blocks of this one."""
+
+        self.slot = -1
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.confirmed = 0
+        self.length = len(ids)
+        self.room_tokens = 0
+        """Tokens `blocks` have room for."""
+        self.published = 0
+        self.publish_at = NEVER
+        """Confirmed tokens at which the next block is full."""
+
+    @property
+    def owed(self) -> int:
+        """Tokens that steps in flight will sample."""
+        return self.length - len(self.ids)
+
+    def forget_progress(self) -> None:
+        """Back to nothing computed; results in flight deliver their tokens and count no more."""
+        self.incarnation += 1
+        self.computed = self.confirmed = self.published = self.room_tokens = 0
+        self.publish_at = NEVER
+        self.length = len(self.ids)
+
+
+def wants_prompt_logprobs(params: SamplingParams, choice: int) -> bool:
+    """Choices above 0 have the prompt of choice 0, and its logprobs."""
+    return params.prompt_logprobs is not None and choice == 0

@@ -1,0 +1,126 @@
+"""Taking in a step's result: confirm, deliver, publish, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pagemesh.scheduler_svc.errors import InvariantError
+from pagemesh.scheduler_svc.inflight import InFlight
+from pagemesh.scheduler_svc.lifecycle import Lifecycle
+from pagemesh.scheduler_svc.prefix import PrefixCache
+from pagemesh.scheduler_svc.request import Request, Status
+from pagemesh.scheduler_svc.stops import stop_after
+from pagemesh.shared.wire import Ended, StepResult, WireError, unpack_ids
+
+BlockContent = tuple[int, bytes]
+
+
+class ResultReader:
+    """Applies results to the requests, and remembers what that published for the next step."""
+
+    def __init__(self, lifecycle: Lifecycle, cache: PrefixCache, eos_ids: frozenset[int]) -> None:
+        self._sealed: list[BlockContent] = []
+        self._lifecycle = lifecycle
+        self._cache = cache
+        self._eos_ids = eos_ids
+
+    def read(self, flight: InFlight, result: StepResult) -> None:
+        sampled = unpack_ids(result.sampled)
+        if len(sampled) != len(flight.rows):
+            raise InvariantError(
+                f"step {flight.step} has {len(flight.rows)} rows, its result {len(sampled)}"
+            )
+        # Failures first: the rows they end are then dropped like any other finished request's.
+        self._fail_rows(flight, result)
+        self._fail_unsampled(flight, sampled)
+        self._pass_on_logprobs(flight, result)
+        self._take_in(flight, sampled)
+
+    def take_sealed(self) -> list[BlockContent]:
+        """(block, hash) pairs published since the last call."""
+        sealed, self._sealed = self._sealed, []
+        return sealed
+
+    def _take_in(self, flight: InFlight, sampled: Sequence[int]) -> None:
+        """The hot loop: one pass over the rows, nothing allocated for a row that just goes on."""
+        for request, incarnation, n_tokens, samples, token in zip(
+            flight.rows,
+            flight.incarnations,
+            flight.n_tokens,
+            flight.samples,
+            sampled,
+            strict=True,
+        ):
+            if request.incarnation != incarnation:
+                if samples and request.status is Status.PREEMPTED:
+                    self._deliver_stale(request, token)
+                continue
+            request.confirmed += n_tokens
+            if request.confirmed >= request.publish_at:
+                self._sealed += self._cache.publish(request)
+            if samples:
+                self._deliver(request, token)
+
+    def _deliver(self, request: Request, token: int) -> None:
+        if request.prefill_only:
+            self._end(request, "length", None)
+            return
+        ids = request.ids
+        ids.append(token)
+        client = request.client
+        client.keys.append(request.key)
+        client.ids.append(token)
+        if token in request.stop_ids or len(ids) >= request.max_length:
+            stop = stop_after(request, token, self._eos_ids)
+            if stop is not None:
+                self._end(request, stop.reason, stop.token_id)
+
+    def _deliver_stale(self, request: Request, token: int) -> None:
+        """The token is good, and the request known one longer; nothing is computed for it."""
+        self._deliver(request, token)
+        request.length = len(request.ids)
+
+    def _end(self, request: Request, reason: str, stop_token: int | None) -> None:
+        request.client.ended.append(Ended(request.key, reason, stop_token))
+        self._lifecycle.finish(request, reason)
+
+    # -- rows that are not plain -----------------------------------------------------------------
+
+    def _fail_rows(self, flight: InFlight, result: StepResult) -> None:
+        for row in result.nonfinite:
+            message = "the model produced NaN or infinite logits for this request"
+            error = WireError(500, "nonfinite_logits", None, message)
+            self._lifecycle.fail(_row(flight, row), error, flight.step)
+        for row, text in result.failed:
+            error = WireError(
+                500, "step_failed", None, f"the worker failed on this request: {text}"
+            )
+            self._lifecycle.fail(_row(flight, row), error, flight.step)
+
+    def _fail_unsampled(self, flight: InFlight, sampled: Sequence[int]) -> None:
+        """A row that should have sampled and did not would wait for ever."""
+        if min(sampled, default=0) >= 0:
+            return
+        for request, samples, token in zip(flight.rows, flight.samples, sampled, strict=True):
+            if samples and token < 0:
+                error = WireError(500, "step_failed", None, "the worker sampled no token")
+                self._lifecycle.fail(request, error, flight.step)
+
+    def _pass_on_logprobs(self, flight: InFlight, result: StepResult) -> None:
+        """Before tokens are taken in: a request alive now gets its token."""
+        for row in result.logprobs:
+            request = _row(flight, row.key)
+            if request.status is not Status.FINISHED and not request.prefill_only:
+                request.client.logprobs.append(row._replace(key=request.key))
+        for rows in result.prompt_logprobs:
+            request = _row(flight, rows.key)
+            if request.status is not Status.FINISHED:
+                request.prompt_logprobs_from = request.client.add_prompt_logprobs(
+                    request.key, rows, request.prompt_logprobs_from
+                )
+
+
+def _row(flight: InFlight, row: int) -> Request:
+    if not 0 <= row < len(flight.rows):
+        raise InvariantError(f"step {flight.step} has no row {row}")
+    return flight.rows[row]
