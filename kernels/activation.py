@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import silu
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """SiLU(gate) * up, for gate_up [T, 2 * I] holding gate then up; returns [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return silu(gate) * up

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from pagemesh.kernels.inputs import AttentionInputs
 
@@ -42,8 +42,8 @@ def paged_attention(
     """Causal attention of q [T, Hq, D] over the pages of each row; returns [T, Hq, D].
 
     With `window` a token sees itself and the window - 1 tokens before it. Hq must be a multiple of
-    Hkv; query head h reads KV head h // (Hq // Hkv). Padding rows and tokens give zeros. The lengths
-    are read by the host.
+    Hkv; query head h reads KV head h // (Hq // Hkv). Padding rows and tokens give zeros. The
+    host reads the lengths.
     """
     out = torch.zeros_like(q)
     lens = inputs.seq_lens.tolist()
@@ -130,7 +130,7 @@ def _decode_group(
     for gathered in (k, v):
         _clear_tail(gathered, positions >= lens, known, block_tokens)
     grouped = q.view(n, n_kv_heads, -1, head_dim)
-    mixed = F.scaled_dot_product_attention(
+    mixed = scaled_dot_product_attention(
         grouped, k, v, attn_mask=seen[:, None, None, :], scale=scale
     )
     return mixed.reshape(q.shape)
@@ -174,7 +174,7 @@ def _prefill_row(
     )
     whole = n == length and (window is None or window >= length)
     mask = None if whole else _causal_mask(n, first, length, window, q.device)
-    mixed = F.scaled_dot_product_attention(
+    mixed = scaled_dot_product_attention(
         q.transpose(0, 1)[None], k, v, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
     )
     return mixed[0].transpose(0, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -38,12 +38,17 @@ def read_safetensors(path: Path) -> Iterator[StoredTensor]:
         raise damaged(path, error) from error
 
 
-def _copier(file: safe_open, name: str) -> Callable[[Tensor], None]:
-    return lambda view: view.copy_(file.get_tensor(name)) and None
+def _copier(file: Any, name: str) -> Callable[[Tensor], None]:
+    def copy_to(view: Tensor) -> None:
+        view.copy_(file.get_tensor(name))
+
+    return copy_to
 
 
 def damaged(path: Path, error: Exception) -> StartupError:
     """The sentence for a weights file that cannot be read."""
+    if not path.exists():
+        return StartupError(f"{path} is missing: run `pagemesh prepare` again")
     return StartupError(
         f"{path} cannot be read ({error}): it is truncated or damaged; delete it and fetch the "
         "model again"

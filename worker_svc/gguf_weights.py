@@ -120,7 +120,7 @@ class GGUFWeights:
             )
         windows = {window for window in config.windows if window is not None}
         kind = config.rope.kind
-        expected = {
+        expected: dict[str, set[Any]] = {
             "rope.scaling.type": {kind, "none"} if kind == "default" else {kind},
             "attention.sliding_window": windows or {0},
             "attention.key_length": {config.head_dim},

@@ -63,7 +63,8 @@ class Attention(nn.Module):
         k_cache, v_cache = kv.k[self.layer], kv.v[self.layer]
         store_kv(k, v, k_cache, v_cache, inputs.slot_mapping)
         mixed = paged_attention(q, k_cache, v_cache, inputs, scale=self.scale, window=self.window)
-        return self.output(mixed.flatten(-2))
+        out: Tensor = self.output(mixed.flatten(-2))
+        return out
 
     def weight_views(self, prefix: str) -> WeightViews:
         yield from self.qkv.weight_views(prefix)

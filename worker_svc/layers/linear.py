@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from pagemesh.worker_svc.layers.weights import WeightViews, empty_parameter
 
@@ -32,13 +32,13 @@ class FusedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] to [T, sum of parts]."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def weight_views(self, prefix: str) -> WeightViews:
         """`prefix` is that of the block the parts lie in, such as `model.layers.0.mlp`."""
         for kind, parameter in (("weight", self.weight), ("bias", self.bias)):
             if parameter is not None:
-                views = parameter.split(list(self.parts.values()))
+                views = torch.split(parameter, list(self.parts.values()))
                 for part, view in zip(self.parts, views, strict=True):
                     yield f"{prefix}.{part}.{kind}", view
 

@@ -23,7 +23,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, H] to [T, H]."""
-        return self.down(silu_mul(self.gate_up(x)))
+        out: Tensor = self.down(silu_mul(self.gate_up(x)))
+        return out
 
     def weight_views(self, prefix: str) -> WeightViews:
         yield from self.gate_up.weight_views(prefix)

@@ -1,7 +1,7 @@
 """How a layer says which checkpoint tensors it wants, and where they go.
 
-A layer yields `(checkpoint name, view of its parameter)`. A loader copies each tensor into its view,
-so fused layers need no second copy and the checkpoint's dtype may differ from the model's.
+A layer yields `(checkpoint name, view of its parameter)`. A loader copies each tensor into its
+view, so fused layers need no second copy and the checkpoint's dtype may differ from the model's.
 """
 
 from __future__ import annotations

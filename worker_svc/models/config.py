@@ -42,7 +42,7 @@ class DecoderConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> DecoderConfig:
-        """Read folder/config.json. Raises StartupError when it is missing, damaged or unsupported."""
+        """Read folder/config.json. Raises StartupError when it cannot be served."""
         path = folder / "config.json"
         try:
             raw = json.loads(path.read_bytes())
@@ -72,7 +72,7 @@ class DecoderConfig:
             n_kv_heads=_count(raw, "num_key_value_heads", n_heads),
             head_dim=head_dim,
             max_position_tokens=_count(raw, "max_position_embeddings"),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
             rope=read_rope(raw),
             windows=family.windows(raw),
             qkv_bias=family.qkv_bias(raw),
@@ -177,13 +177,13 @@ _FAMILIES: Final[dict[str, _Family]] = {
 
 
 def _family(raw: _Raw) -> tuple[str, _Family]:
-    names = raw.get("architectures") or [raw.get("model_type", "unknown")]
-    for name in names:
-        if name in _FAMILIES:
-            return name, _FAMILIES[name]
+    named = raw.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else named
+    if isinstance(architecture, str) and architecture in _FAMILIES:
+        return architecture, _FAMILIES[architecture]
     raise StartupError(
-        f"the architecture {', '.join(map(str, names))} is not supported; supported are "
-        f"{', '.join(_FAMILIES)}"
+        f"the architecture {architecture or raw.get('model_type', 'unknown')} is not supported; "
+        f"supported are {', '.join(_FAMILIES)}"
     )
 
 
@@ -235,6 +235,13 @@ def _unsupported(key: str, value: Any) -> StartupError:
         f"config.json: {key} = {shown[:80]} is not supported for this architecture, and ignoring "
         "it would change the model's answers"
     )
+
+
+def _number(raw: _Raw, key: str, default: float) -> float:
+    value = raw.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise StartupError(f"config.json: {key} must be a number")
+    return float(value)
 
 
 def _count(raw: _Raw, key: str, default: int | None = None, *, least: int = 1) -> int:

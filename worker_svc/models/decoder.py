@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
 
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.worker_svc.kv_cache import KVCache
@@ -17,8 +17,8 @@ from pagemesh.worker_svc.models.config import DecoderConfig
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and MLP. The residual stream travels beside the hidden state, so that
-    each addition is fused with the norm that follows it."""
+    """Pre-norm attention and MLP. What a block adds travels beside the residual stream, so that
+    the addition is fused with the norm that follows it."""
 
     def __init__(
         self,
@@ -38,15 +38,12 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        residual: Tensor | None,
+        residual: Tensor,
         rotation: tuple[Tensor, Tensor],
         inputs: AttentionInputs,
         kv: KVCache,
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            normed, residual = self.attention_norm(hidden), hidden
-        else:
-            normed, residual = self.attention_norm.add(hidden, residual)
+        normed, residual = self.attention_norm.add(hidden, residual)
         attended = self.attention(normed, rotation, inputs, kv)
         normed, residual = self.mlp_norm.add(attended, residual)
         return self.mlp(normed), residual
@@ -87,17 +84,17 @@ class Decoder(nn.Module):
 
         Writes K and V of the T tokens to `kv` at inputs.slot_mapping.
         """
-        hidden = F.embedding(token_ids, self.embedding)
+        hidden = embedding(token_ids, self.embedding)
         rotation = self.rotary(positions)
-        residual = None
+        residual = torch.zeros_like(hidden)
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, rotation, inputs, kv)
-        hidden, _ = self.norm.add(hidden, residual)
-        return hidden
+        normed, _ = self.norm.add(hidden, residual)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, H] to float32[R, vocab]."""
-        return F.linear(hidden, self.head).float()
+        return linear(hidden, self.head).float()
 
     def weight_views(self) -> WeightViews:
         """Every tensor the checkpoint must have, with the place it goes to."""

@@ -61,7 +61,10 @@ def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
 
     Raises StartupError on a kind or a key that is not implemented.
     """
-    given = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    stated = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(stated, Mapping):
+        raise StartupError("config.json: the rope parameters must be an object")
+    given = dict(stated)
     old_kind = given.pop("type", "default")
     kind = given.pop("rope_type", old_kind)
     theta = given.pop("rope_theta", raw.get("rope_theta"))
@@ -69,13 +72,15 @@ def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
     given = {key: value for key, value in given.items() if value is not None}
     _check_keys(kind, partial, given)
     try:
-        return _build(kind, theta, given, raw)
+        rope = _build(kind, theta, given, raw)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise StartupError(f"config.json: the rope parameters make no sense ({error})") from error
+    _check_ranges(rope)
+    return rope
 
 
 def _check_keys(kind: Any, partial: Any, given: dict[str, Any]) -> None:
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise StartupError(
             f"config.json: rope type {kind!r} is not supported; supported are {', '.join(_KINDS)}"
         )
@@ -85,6 +90,18 @@ def _check_keys(kind: Any, partial: Any, given: dict[str, Any]) -> None:
     missing = sorted(_REQUIRED_KEYS[kind] - set(given))
     if missing:
         raise StartupError(f"config.json: rope type {kind!r} needs {missing[0]}")
+
+
+def _check_ranges(rope: RopeConfig) -> None:
+    fine = (
+        rope.theta > 1
+        and rope.factor > 0
+        and rope.original_tokens > 0
+        and rope.low_freq_factor < rope.high_freq_factor
+        and rope.beta_slow < rope.beta_fast
+    )
+    if not fine:
+        raise StartupError("config.json: the rope parameters are out of range")
 
 
 def _build(kind: str, theta: Any, given: dict[str, Any], raw: Mapping[str, Any]) -> RopeConfig:

@@ -1,0 +1,58 @@
+"""The real SmolLM2: its dequantised GGUF gives transformers' logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from paged_driver import PagedDriver
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from pagemesh.shared.prepared import load_prepared
+from pagemesh.worker_svc.loader import load_decoder
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def decoder(smollm2_folder):
+    prepared = load_prepared(smollm2_folder)
+    return load_decoder(smollm2_folder, prepared, dtype=torch.float32, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2_folder):
+    """What transformers makes of the same file (from_pretrained would want `accelerate`)."""
+    file = smollm2_folder / load_prepared(smollm2_folder).weights[0]
+    config = AutoConfig.from_pretrained(smollm2_folder, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model
+
+
+def test_logits_equal_transformers(decoder, reference):
+    ids = torch.randint(
+        decoder.config.vocab_size, (90,), generator=torch.Generator().manual_seed(0)
+    )
+    with torch.inference_mode():
+        expected = reference(ids[None]).logits[0]
+        driver = PagedDriver(decoder, block_tokens=16)
+        parts = [
+            driver.step({"a": ids[a:b].tolist()})["a"] for a, b in ((0, 50), (50, 51), (51, 90))
+        ]
+    torch.testing.assert_close(torch.cat(parts), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_bfloat16_stays_close(smollm2_folder, decoder):
+    """The same top choice nearly everywhere: a wrong cast somewhere would break most of them."""
+    prepared = load_prepared(smollm2_folder)
+    narrow = load_decoder(smollm2_folder, prepared, dtype=torch.bfloat16, device="cpu")
+    ids = torch.randint(
+        decoder.config.vocab_size, (64,), generator=torch.Generator().manual_seed(0)
+    )
+    wide, got = (PagedDriver(model).step({"a": ids.tolist()})["a"] for model in (decoder, narrow))
+    assert (wide.argmax(-1) == got.argmax(-1)).float().mean() > 0.8
+    assert (wide - got).abs().mean() < 0.3
