@@ -29,6 +29,8 @@ def run_service(service: str, settings: Settings) -> None:
         else:
             _run_inner(service, settings)
     except ModuleNotFoundError as error:
+        if (error.name or "").startswith("pagemesh"):
+            raise
         raise StartupError(
             f"the {service} service needs the package {error.name}, which is not installed: "
             f"pip install 'pagemesh[{service}]'"
