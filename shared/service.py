@@ -56,7 +56,10 @@ class Runtime:
 
 
 class ServiceCore(Protocol):
-    """What a service implements. Everything runs on the one event loop of the process."""
+    """What a service implements. Everything runs on the one event loop of the process.
+
+    A core may also have `middlewares`: they surround those that `serve` is given.
+    """
 
     def routes(self) -> list[web.RouteDef]:
         """HTTP routes beside /health, /ready and /metrics, the link endpoint included."""
@@ -144,10 +147,11 @@ def _app(core: ServiceCore, runtime: Runtime, middlewares: Sequence[Middleware])
         return web.Response(body=body, headers={"Content-Type": METRICS_CONTENT_TYPE})
 
     limit = runtime.settings.gateway.max_body_bytes
-    app = web.Application(client_max_size=limit, middlewares=middlewares)
-    app.router.add_get("/health", health)
-    app.router.add_get("/ready", ready)
-    app.router.add_get("/metrics", metrics)
+    around = (*getattr(core, "middlewares", ()), *middlewares)
+    app = web.Application(client_max_size=limit, middlewares=around)
+    for path, handler in (("/health", health), ("/ready", ready), ("/metrics", metrics)):
+        app.router.add_get(path, handler)
+        app.router.add_get(f"{path}/", handler)
     app.add_routes(core.routes())
     return app
 

@@ -384,13 +384,20 @@ _TAGS: Final[dict[type[Any], int]] = {kind: tag for tag, kind in enumerate(_TYPE
 
 
 class BadFrame(ValueError):
-    """A peer sent bytes that are no message of this protocol."""
+    """Bytes that are no message of this protocol, or a message that no frame can hold."""
 
 
 def encode(message: Message) -> bytes:
-    packed: bytes = msgpack.packb(
-        (_TAGS[type(message)], *message), default=msgspec.structs.astuple, use_bin_type=True
-    )
+    """The frame of `message`. Raises BadFrame when no peer could take it: it is over
+    MAX_FRAME_BYTES, nested too deeply, or holds an integer over 64 bits."""
+    try:
+        packed: bytes = msgpack.packb(
+            (_TAGS[type(message)], *message), default=msgspec.structs.astuple, use_bin_type=True
+        )
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise BadFrame(f"{type(message).__name__} cannot be packed: {error}") from error
+    if len(packed) > MAX_FRAME_BYTES:
+        raise BadFrame(f"{type(message).__name__} of {len(packed)} bytes is over the frame limit")
     return packed
 
 

@@ -1,0 +1,114 @@
+"""Routes in every spelling, and what surrounds each handler."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from pagemesh.gateway.auth import ApiKeys
+from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.headers import (
+    REQUEST_ID,
+    choose_request_id,
+    common_headers,
+    preflight_response,
+)
+from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.openai.chat import ChatEndpoint
+from pagemesh.gateway.openai.completions import CompletionsEndpoint
+from pagemesh.gateway.openai.errors import error_response, from_http
+from pagemesh.gateway.openai.models import ModelsEndpoint
+from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
+from pagemesh.shared.errors import RequestError
+
+CLIENT_GONE = 499
+
+log = structlog.get_logger(__name__)
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def api_routes(backend: Backend) -> list[web.RouteDef]:
+    models, tokens = ModelsEndpoint(backend), TokenizeEndpoint(backend)
+    one_model = [web.get(f"{base}/models/{{model:.+}}", models.one_model) for base in ("", "/v1")]
+    return [
+        *_spelled("POST", "/chat/completions", ChatEndpoint(backend).handle),
+        *_spelled("POST", "/completions", CompletionsEndpoint(backend).handle),
+        *_spelled("GET", "/models", models.list_models),
+        *one_model,
+        *_spelled("POST", "/tokenize", tokens.tokenize),
+        *_spelled("POST", "/detokenize", tokens.detokenize),
+        *_spelled("GET", "/version", models.show_version),
+    ]
+
+
+def _spelled(method: str, path: str, handler: _Handler) -> list[web.RouteDef]:
+    """With and without /v1, with and without a trailing slash: clients join URLs in every way."""
+    paths = [f"{base}{path}{slash}" for base in ("", "/v1") for slash in ("", "/")]
+    return [web.route(method, path, handler) for path in paths]
+
+
+def counting(metrics: GatewayMetrics) -> Middleware:
+    """Count what every request was answered with, hang-ups too."""
+
+    @web.middleware
+    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
+        status = CLIENT_GONE
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            metrics.http_requests.labels(request.method, _route_name(request), str(status)).inc()
+
+    return count
+
+
+def _route_name(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return "(unmatched)" if resource is None else resource.canonical
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request its id, and the headers that every answer carries to the answer."""
+    request[REQUEST_ID] = choose_request_id(request)
+    response = await handler(request)
+    if not response.prepared:
+        response.headers.update(common_headers(request))
+    return response
+
+
+@web.middleware
+async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """OPTIONS needs no key and no route of its own."""
+    if request.method == "OPTIONS":
+        return preflight_response(request)
+    return await handler(request)
+
+
+@web.middleware
+async def word_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every failure in OpenAI's shape. A bug costs its own request and is logged."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        return error_response(from_http(error, request.method, request.path))
+    except Exception:
+        log.exception("request_failed", x_request_id=request[REQUEST_ID], path=request.path)
+        return error_response(RequestError("Internal error", status=500))
+
+
+def guarding(keys: ApiKeys) -> Middleware:
+    """Let nobody in without a key, if keys are set."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        keys.check(request.path, request.headers.get("Authorization"))
+        return await handler(request)
+
+    return guard

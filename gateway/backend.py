@@ -1,0 +1,20 @@
+"""What the endpoints work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pagemesh.gateway.directory import ModelDirectory
+from pagemesh.gateway.keepalive import KeepAlive
+from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.upstream import Upstream
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    directory: ModelDirectory
+    upstream: Upstream
+    metrics: GatewayMetrics
+    keep_alive: KeepAlive
+    seeds: Seeds

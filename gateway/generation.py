@@ -1,0 +1,205 @@
+"""The answer to one HTTP request while it grows: a bounded, coalescing buffer.
+
+Link readers put deltas in, synchronously; one handler takes them out. What arrived since the last
+take leaves as one gain per choice, so a client that reads slowly gets bigger chunks instead of a
+longer queue, and one that does not read at all is given up at `max_pending_bytes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.wire import Delta, TokenLogprob
+
+ID_BYTES = 4
+_DELTA_OVERHEAD_BYTES = 256
+_LOGPROB_BYTES = 256
+
+
+class Gain(NamedTuple):
+    """What one choice gained since the last take. Choices are numbered over all prompts."""
+
+    choice: int
+    text: str
+    token_ids: bytes
+    logprobs: list[TokenLogprob] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+@dataclass(slots=True)
+class PromptState:
+    """What came back about one prompt. `ids` are int32-LE bytes, empty until accepted."""
+
+    ids: bytes = b""
+    text: str | None = None
+    accepted: bool = False
+    cached_tokens: int = 0
+    logprobs: list[TokenLogprob | None] | None = None
+    began: bool = False
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.ids) // ID_BYTES
+
+
+class Generation:
+    """Choice `i` of prompt `p` has the number `p * n + i`."""
+
+    def __init__(
+        self,
+        n_prompts: int,
+        n: int,
+        *,
+        needs_prompt_logprobs: bool = False,
+        max_pending_bytes: int | None = None,
+        on_overflow: Callable[[], None] | None = None,
+    ) -> None:
+        self.prompts = [PromptState() for _ in range(n_prompts)]
+        self.n = n
+        self.completion_tokens = 0
+        self.error: RequestError | None = None
+        self.nudged = False
+        self.nudge_at_s = 0.0
+        self._needs_prompt_logprobs = needs_prompt_logprobs
+        self._max_pending_bytes = max_pending_bytes
+        self._on_overflow = on_overflow
+        self._pending: dict[int, list[Delta]] = {}
+        self._pending_bytes = 0
+        self._overflowed = False
+        self._unfinished = n_prompts * n
+        self._changed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    # -- written by the upstream ------------------------------------------------------------------
+
+    def accept(self, prompt_index: int, prompt_ids: bytes, prompt_text: str | None) -> None:
+        prompt = self.prompts[prompt_index]
+        if not prompt.accepted:
+            prompt.ids, prompt.text, prompt.accepted = prompt_ids, prompt_text, True
+            self._wake()
+
+    def add(self, prompt_index: int, delta: Delta) -> None:
+        if self._overflowed:
+            return
+        if delta.choice == 0:
+            self._note_prompt(self.prompts[prompt_index], delta)
+        self.completion_tokens += len(delta.token_ids) // ID_BYTES
+        if delta.finish_reason is not None:
+            self._unfinished -= 1
+        self._pending.setdefault(prompt_index * self.n + delta.choice, []).append(delta)
+        self._bound(delta)
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """The first error wins; it ends the whole answer."""
+        if self.error is None:
+            self.error = error
+            self._wake()
+
+    def nudge(self) -> None:
+        """Wake the handler although nothing came, so that it can tell the client it is alive."""
+        self.nudged = True
+        self._wake()
+
+    def _note_prompt(self, prompt: PromptState, delta: Delta) -> None:
+        if not prompt.began:
+            prompt.began = True
+            prompt.cached_tokens = delta.cached_tokens
+        if prompt.logprobs is None:
+            prompt.logprobs = delta.prompt_logprobs
+
+    def _bound(self, delta: Delta) -> None:
+        if self._max_pending_bytes is None:
+            return
+        self._pending_bytes += _size_bytes(delta)
+        if self._pending_bytes > self._max_pending_bytes:
+            self._overflowed = True
+            self._pending.clear()
+            if self._on_overflow is not None:
+                self._on_overflow()
+
+    def _wake(self) -> None:
+        self._changed = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- read by the handler ----------------------------------------------------------------------
+
+    @property
+    def accepted(self) -> bool:
+        return all(prompt.accepted for prompt in self.prompts)
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def done(self) -> bool:
+        """Every choice has its finish reason (which may still wait to be taken)."""
+        return self._unfinished == 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(prompt.n_tokens for prompt in self.prompts)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(prompt.cached_tokens for prompt in self.prompts)
+
+    async def changed(self) -> None:
+        """Return once something happened since the last call. Raises the error that ended it."""
+        if not self._changed:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        self._changed = False
+        if self.error is not None:
+            raise self.error
+
+    async def completed(self) -> list[Gain]:
+        """The whole answer, one gain per choice, in order. Raises the error that ended it."""
+        while not self.done:
+            await self.changed()
+        return sorted(self.take())
+
+    def take(self) -> list[Gain]:
+        """What is pending, merged to one gain per choice."""
+        ready = [index for index in self._pending if self._may_leave(index)]
+        gains = [_merged(index, self._pending.pop(index)) for index in ready]
+        if not self._pending:
+            self._pending_bytes = 0
+        return gains
+
+    def _may_leave(self, index: int) -> bool:
+        """Prompt logprobs come with choice 0; an echo of another choice waits for them."""
+        return not self._needs_prompt_logprobs or self.prompts[index // self.n].began
+
+
+def _merged(choice: int, deltas: list[Delta]) -> Gain:
+    last = deltas[-1]
+    if len(deltas) == 1:
+        return Gain(
+            choice, last.text, last.token_ids, last.logprobs, last.finish_reason, last.stop_reason
+        )
+    with_logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return Gain(
+        choice,
+        "".join([delta.text for delta in deltas]),
+        b"".join([delta.token_ids for delta in deltas]),
+        [row for rows in with_logprobs for row in rows] if with_logprobs else None,
+        last.finish_reason,
+        last.stop_reason,
+    )
+
+
+def _size_bytes(delta: Delta) -> int:
+    """About what the delta holds in memory."""
+    size = _DELTA_OVERHEAD_BYTES + len(delta.text) + len(delta.token_ids)
+    for row in delta.logprobs or ():
+        size += _LOGPROB_BYTES * (1 + len(row.top))
+    return size

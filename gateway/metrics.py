@@ -1,0 +1,56 @@
+"""The gateway's own counters. Names are an interface."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter
+
+MAX_FIELD_LABELS: Final = 64
+OTHER_FIELD: Final = "(other)"
+
+
+class GatewayMetrics:
+    """Registered once per process, on the registry of its Runtime."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.http_requests = Counter(
+            "http_requests",
+            "Answered requests; status 499 is a client that hung up",
+            ["method", "handler", "status"],
+            registry=registry,
+        )
+        self.slow_clients = Counter(
+            "pagemesh:slow_clients_aborted",
+            "Streams ended because their client did not read",
+            registry=registry,
+        )
+        self.resubmitted = Counter(
+            "pagemesh:requests_resubmitted",
+            "Requests sent again because their tokenizer service was lost",
+            registry=registry,
+        )
+        self._finished = Counter(
+            "vllm:request_success",
+            "Ended choices by finish reason: stop, length, abort (client gone), error",
+            ["model_name", "finished_reason"],
+            registry=registry,
+        )
+        self._unknown_fields = Counter(
+            "pagemesh:unknown_fields",
+            "Request fields that were ignored because nobody knows them",
+            ["endpoint", "field"],
+            registry=registry,
+        )
+        self._field_labels: set[str] = set()
+
+    def finished(self, model: str, reason: str, choices: int) -> None:
+        self._finished.labels(model, reason).inc(choices)
+
+    def unknown_field(self, endpoint: str, field: str) -> None:
+        """Clients choose the names, so only the first of them become labels."""
+        if field not in self._field_labels:
+            if len(self._field_labels) >= MAX_FIELD_LABELS or not field.isidentifier():
+                field = OTHER_FIELD
+            self._field_labels.add(field)
+        self._unknown_fields.labels(endpoint, field).inc()

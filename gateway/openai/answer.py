@@ -1,0 +1,150 @@
+"""What chat and completions share: the job, its run, and the frame around streamed chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.directory import ServedModel
+from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.headers import REQUEST_ID
+from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.openai.schema import GenerationRequest, StreamOptions
+from pagemesh.gateway.openai.sse import Chunks, stream
+from pagemesh.gateway.openai.usage import usage
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import Generate, Prompt
+
+# A client that reads nothing while this much gathers is given up.
+MAX_PENDING_BYTES: Final = 4 * 2**20
+
+log = structlog.get_logger(__name__)
+encode_json: Final = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One HTTP request, checked. Prompt `p` travels under the id `{id}` or `{id}-{p}`."""
+
+    id: str
+    created_s: int
+    served: ServedModel
+    body: GenerationRequest
+    prompts: list[Prompt]
+    params: SamplingParams
+    want_prompt_text: bool = False
+
+    def generates(self, seeds: Seeds) -> list[Generate]:
+        return [
+            self._generate(index, seeds.seeded(self.params)) for index in range(len(self.prompts))
+        ]
+
+    def _generate(self, index: int, params: SamplingParams) -> Generate:
+        return Generate(
+            request_id=self.id if len(self.prompts) == 1 else f"{self.id}-{index}",
+            attempt=0,
+            model=self.served.card.names[0],
+            prompt=self.prompts[index],
+            params=params,
+            priority=self.body.priority or 0,
+            arrival_s=time.time(),
+            cache_salt=self.body.cache_salt or "",
+            want_prompt_text=self.want_prompt_text,
+        )
+
+    def generation(self, on_overflow: Callable[[], None]) -> Generation:
+        """A whole answer must gather anyway; only a stream is bounded."""
+        return Generation(
+            len(self.prompts),
+            self.params.n,
+            needs_prompt_logprobs=self.params.prompt_logprobs is not None,
+            max_pending_bytes=MAX_PENDING_BYTES if self.body.stream else None,
+            on_overflow=on_overflow,
+        )
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+class Answer(Chunks, Protocol):
+    """Both wordings of one answer."""
+
+    async def whole(self, gains: list[Gain]) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+
+
+async def respond(
+    backend: Backend,
+    request: web.Request,
+    job: Job,
+    answer_of: Callable[[Generation], Answer],
+) -> web.StreamResponse:
+    """Run `job` and answer it. Leaving by any way (a hang-up too) cancels what still runs."""
+    generation = job.generation(lambda: _give_up(backend, request, job))
+    answer = answer_of(generation)
+    try:
+        with backend.upstream.generating(generation, job.generates(backend.seeds)):
+            if job.body.stream:
+                return await stream(request, generation, answer, backend.keep_alive)
+            body = await answer.whole(await generation.completed())
+    finally:
+        _log_end(request, job, generation)
+    return web.Response(body=encode_json(body), content_type="application/json")
+
+
+def _give_up(backend: Backend, request: web.Request, job: Job) -> None:
+    """The client does not read: cut the connection, which cancels the handler."""
+    log.warning("slow_client_aborted", request_id=job.id, limit_bytes=MAX_PENDING_BYTES)
+    backend.metrics.slow_clients.inc()
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _log_end(request: web.Request, job: Job, generation: Generation) -> None:
+    log.info(
+        "generation_ended",
+        request_id=job.id,
+        x_request_id=request[REQUEST_ID],
+        model=job.served.name,
+        prompt_tokens=generation.prompt_tokens,
+        completion_tokens=generation.completion_tokens,
+        complete=generation.done,
+    )
+
+
+class ChunkFrame:
+    """The JSON around each chunk's choice, built once."""
+
+    def __init__(self, job: Job, object_name: str, generation: Generation) -> None:
+        self._options = job.body.stream_options or StreamOptions()
+        self._generation = generation
+        envelope = {
+            "id": job.id,
+            "object": object_name,
+            "created": job.created_s,
+            "model": job.served.name,
+        }
+        self._head = b"data: " + encode_json(envelope)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if self._options.include_usage else b"]}\n\n"
+
+    def event(self, choice: bytes) -> bytes:
+        """One chunk with one choice."""
+        if self._options.continuous_usage_stats:
+            return self._head + choice + self._usage_tail()
+        return self._head + choice + self._tail
+
+    def usage_event(self) -> bytes:
+        """The chunk without choices that ends a stream, if asked for."""
+        return self._head + self._usage_tail() if self._options.include_usage else b""
+
+    def _usage_tail(self) -> bytes:
+        return b'],"usage":' + encode_json(usage(self._generation)) + b"}\n\n"

@@ -1,0 +1,119 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
+from pagemesh.gateway.openai.body import BodyDecoder, check_plain
+from pagemesh.gateway.openai.fields import CHAT_REFUSED
+from pagemesh.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
+from pagemesh.gateway.openai.messages import checked_messages
+from pagemesh.gateway.openai.params import bad, chat_params
+from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
+from pagemesh.gateway.openai.usage import usage
+from pagemesh.shared.wire import Prompt
+
+
+class ChatEndpoint:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        on_unknown = partial(backend.metrics.unknown_field, "chat")
+        self._decoder = BodyDecoder(ChatRequest, CHAT_REFUSED, on_unknown)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = self._decoder.decode(await request.read())
+        served = self._backend.directory.resolve(body.model)
+        job = Job(
+            id=new_id("chatcmpl"),
+            created_s=int(time.time()),
+            served=served,
+            body=body,
+            prompts=[chat_prompt(body, body.messages)],
+            params=chat_params(body, served.card),
+        )
+        return await respond(self._backend, request, job, partial(ChatAnswer, job))
+
+
+def chat_prompt(body: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]]) -> Prompt:
+    """Raises RequestError (400) for messages or template options of the wrong shape."""
+    continues = bool(body.continue_final_message)
+    generates = not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    if continues and generates:
+        raise bad("continue_final_message", "excludes add_generation_prompt")
+    template_kwargs = body.chat_template_kwargs or {}
+    check_plain(template_kwargs, "chat_template_kwargs")
+    return Prompt(
+        messages=checked_messages(messages),
+        # Templates write their own BOS.
+        add_special_tokens=bool(body.add_special_tokens),
+        add_generation_prompt=generates,
+        continue_final_message=continues,
+        template_kwargs=template_kwargs,
+    )
+
+
+class ChatAnswer:
+    """Chunks: a role per choice, text, a finish per choice, usage when asked for."""
+
+    def __init__(self, job: Job, generation: Generation) -> None:
+        self._job = job
+        self._generation = generation
+        self._frame = ChunkFrame(job, "chat.completion.chunk", generation)
+
+    async def whole(self, gains: list[Gain]) -> dict[str, Any]:
+        return {
+            "id": self._job.id,
+            "object": "chat.completion",
+            "created": self._job.created_s,
+            "model": self._job.served.name,
+            "choices": [self._choice(gain) for gain in gains],
+            "usage": usage(self._generation),
+            "prompt_logprobs": prompt_logprobs(self._generation.prompts[0].logprobs),
+        }
+
+    def _choice(self, gain: Gain) -> dict[str, Any]:
+        wanted = self._job.params.logprobs is not None
+        return {
+            "index": gain.choice,
+            "message": {"role": "assistant", "content": gain.text, "refusal": None},
+            "logprobs": chat_logprobs(gain.logprobs or []) if wanted else None,
+            "finish_reason": gain.finish_reason,
+            "stop_reason": gain.stop_reason,
+        }
+
+    async def opening(self) -> bytes:
+        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+        return b"".join(
+            self._frame.event(b'{"index":%d,%b' % (index, delta))
+            for index in range(self._job.params.n)
+        )
+
+    def gain(self, gain: Gain) -> bytes:
+        """No chunk for a gain without text, logprobs or finish (half a character, say)."""
+        events = b""
+        if gain.text or gain.logprobs:
+            logprobs = encode_json(chat_logprobs(gain.logprobs)) if gain.logprobs else b"null"
+            events = self._frame.event(
+                b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
+                % (gain.choice, encode_json(gain.text), logprobs)
+            )
+        if gain.finish_reason is not None:
+            events += self._frame.event(self._finish(gain))
+        return events
+
+    def _finish(self, gain: Gain) -> bytes:
+        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
+            gain.choice,
+            encode_json(gain.finish_reason),
+            encode_json(gain.stop_reason),
+        )
+
+    def closing(self) -> bytes:
+        return self._frame.usage_event()

@@ -1,0 +1,147 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.generation import ID_BYTES, Gain, Generation
+from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
+from pagemesh.gateway.openai.body import BodyDecoder
+from pagemesh.gateway.openai.fields import REFUSED
+from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from pagemesh.gateway.openai.params import completion_params
+from pagemesh.gateway.openai.prompts import completion_prompts
+from pagemesh.gateway.openai.schema import CompletionRequest
+from pagemesh.gateway.openai.usage import usage
+from pagemesh.shared.wire import Prompt, Tokenize, Tokenized
+
+
+class CompletionsEndpoint:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        on_unknown = partial(backend.metrics.unknown_field, "completions")
+        self._decoder = BodyDecoder(CompletionRequest, REFUSED, on_unknown)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = self._decoder.decode(await request.read())
+        served = self._backend.directory.resolve(body.model)
+        special = body.add_special_tokens is not False
+        echo = bool(body.echo)
+        job = Job(
+            id=new_id("cmpl"),
+            created_s=int(time.time()),
+            served=served,
+            body=body,
+            prompts=completion_prompts(body.prompt, served.card, add_special_tokens=special),
+            params=completion_params(body, served.card),
+            want_prompt_text=echo,
+        )
+        answer_of = partial(CompletionAnswer, self._backend, job, echo)
+        return await respond(self._backend, request, job, answer_of)
+
+
+class CompletionAnswer:
+    """Chunks of text; the first of each choice begins with the prompt when it is echoed."""
+
+    def __init__(self, backend: Backend, job: Job, echo: bool, generation: Generation) -> None:
+        self._backend = backend
+        self._job = job
+        self._generation = generation
+        self._frame = ChunkFrame(job, "text_completion", generation)
+        n_choices = len(job.prompts) * job.params.n
+        self._to_echo = set(range(n_choices)) if echo else set()
+        self._logprobs = [CompletionLogprobs() for _ in range(n_choices)]
+        self._first_tokens: list[str] = []
+
+    async def whole(self, gains: list[Gain]) -> dict[str, Any]:
+        await self._load_first_tokens()
+        return {
+            "id": self._job.id,
+            "object": "text_completion",
+            "created": self._job.created_s,
+            "model": self._job.served.name,
+            "choices": [self._choice(gain) for gain in gains],
+            "usage": usage(self._generation),
+        }
+
+    def _choice(self, gain: Gain) -> dict[str, Any]:
+        prompt = self._generation.prompts[gain.choice // self._job.params.n]
+        return {
+            "index": gain.choice,
+            **self._text_and_logprobs(gain),
+            "finish_reason": gain.finish_reason,
+            "stop_reason": gain.stop_reason,
+            "prompt_logprobs": prompt_logprobs(prompt.logprobs),
+        }
+
+    async def opening(self) -> bytes:
+        await self._load_first_tokens()
+        return b""
+
+    def gain(self, gain: Gain) -> bytes:
+        """No chunk for a gain without text, logprobs or finish (half a character, say)."""
+        piece = self._text_and_logprobs(gain)
+        if not piece["text"] and not gain.logprobs and gain.finish_reason is None:
+            return b""
+        return self._frame.event(
+            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b}'
+            % (
+                gain.choice,
+                encode_json(piece["text"]),
+                encode_json(piece["logprobs"]),
+                encode_json(gain.finish_reason),
+                encode_json(gain.stop_reason),
+            )
+        )
+
+    def closing(self) -> bytes:
+        return self._frame.usage_event()
+
+    def _text_and_logprobs(self, gain: Gain) -> dict[str, Any]:
+        """The choice's new text, and its logprobs if asked for."""
+        if gain.choice in self._to_echo:
+            self._to_echo.discard(gain.choice)
+            return self._with_echo(gain)
+        logprobs = None
+        if self._job.params.logprobs is not None:
+            logprobs = self._logprobs[gain.choice].piece(gain.logprobs or [])
+        return {"text": gain.text, "logprobs": logprobs}
+
+    def _with_echo(self, gain: Gain) -> dict[str, Any]:
+        prompt_index = gain.choice // self._job.params.n
+        prompt = self._generation.prompts[prompt_index]
+        prompt_text = prompt.text or ""
+        logprobs = None
+        if self._job.params.logprobs is not None:
+            scored = [row for row in prompt.logprobs or [] if row is not None]
+            logprobs = self._logprobs[gain.choice].piece(
+                [*scored, *(gain.logprobs or [])],
+                first_prompt_token=self._first_tokens[prompt_index],
+                prompt_text=prompt_text,
+            )
+        return {"text": prompt_text + gain.text, "logprobs": logprobs}
+
+    async def _load_first_tokens(self) -> None:
+        """The first prompt token has no logprob row, so its text must be asked for."""
+        if self._to_echo and self._job.params.logprobs is not None:
+            asked = [self._first_token(index) for index in range(len(self._job.prompts))]
+            self._first_tokens = await asyncio.gather(*asked)
+
+    async def _first_token(self, index: int) -> str:
+        first_id = self._generation.prompts[index].ids[:ID_BYTES]
+        answer = await self._backend.upstream.ask(
+            Tokenize(
+                request_id=f"{self._job.id}-first-{index}",
+                model=self._job.served.card.names[0],
+                prompt=Prompt(token_ids=first_id, add_special_tokens=False),
+                want_token_strs=True,
+            )
+        )
+        assert isinstance(answer, Tokenized)
+        return answer.token_strs[0] if answer.token_strs else ""

@@ -1,0 +1,71 @@
+"""Fields beside the schema: accepted without effect, or known and refused.
+
+A refused field may still carry the values listed with it, which ask for nothing. Null always may.
+Whatever stands in neither list nor the schema is unknown: ignored, and counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+HARMLESS: Final = frozenset(
+    {
+        "metadata",
+        # Without tools there are no calls to make in parallel.
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+
+REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "chat_template": (),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "prompt_embeds": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "thinking_token_budget": (),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "vllm_xargs": ({},),
+    "web_search_options": (),
+}
+
+# Fields of one endpoint that another one knows.
+CHAT_REFUSED: Final = REFUSED | {"echo": (False,)}
+TOKENIZE_REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    name: REFUSED[name] for name in ("chat_template", "mm_processor_kwargs", "tools")
+}

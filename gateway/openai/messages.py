@@ -1,0 +1,72 @@
+"""The shape of chat messages. What they mean is the template's business, one service down."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pagemesh.gateway.openai.body import check_plain
+from pagemesh.shared.errors import RequestError
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages without their null fields (null means absent).
+
+    Raises RequestError (400) naming the message, and the part of it, at fault.
+    """
+    if not messages:
+        raise _bad("messages", "must hold at least one message")
+    return [_checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
+    message = {name: value for name, value in message.items() if value is not None}
+    check_plain(message, where)
+    role = message.get("role")
+    if role not in ROLES:
+        raise _bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+    _check_tool_calls(message, where)
+    _check_content(message, where)
+    return message
+
+
+def _check_content(message: dict[str, Any], where: str) -> None:
+    content = message.get("content")
+    if content is None:
+        # An assistant turn may consist of tool calls, or of reasoning that was cut short.
+        if message["role"] != "assistant":
+            raise _bad(f"{where}.content", "must be a string or a list of text parts")
+        message["content"] = None
+    elif isinstance(content, list):
+        for i, part in enumerate(content):
+            _check_part(part, f"{where}.content[{i}]")
+    elif not isinstance(content, str):
+        raise _bad(f"{where}.content", "must be a string or a list of text parts")
+
+
+def _check_part(part: object, where: str) -> None:
+    if not isinstance(part, dict):
+        raise _bad(where, "must be an object with a type")
+    if part.get("type") != "text":
+        kind = str(part.get("type"))[:40]
+        raise _bad(f"{where}.type", f"{kind!r} is not supported: this model reads text parts only")
+    if not isinstance(part.get("text"), str):
+        raise _bad(f"{where}.text", "must be a string")
+
+
+def _check_tool_calls(message: dict[str, Any], where: str) -> None:
+    calls = message.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise _bad(f"{where}.tool_calls", "must be a list")
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise _bad(f"{where}.tool_calls[{i}].function", "must be an object")
+        for name in ("name", "arguments"):
+            if not isinstance(function.get(name), str):
+                raise _bad(f"{where}.tool_calls[{i}].function.{name}", "must be a string")
+
+
+def _bad(param: str, rule: str) -> RequestError:
+    return RequestError(f"{param} {rule}", code="invalid_value", param=param)

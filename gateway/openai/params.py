@@ -1,0 +1,132 @@
+"""From request fields to SamplingParams."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from pagemesh.gateway.openai.prompts import check_vocabulary
+from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import ModelCard
+
+MAX_TEMPERATURE: Final = 2.0
+MAX_TOP_LOGPROBS: Final = 20
+COMPLETION_MAX_TOKENS: Final = 16
+SEED_BITS: Final = 63
+
+_SAME_NAME: Final = (
+    "n",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "prompt_logprobs",
+)
+
+
+class Seeds:
+    """Seeds for the requests that bring none; `seed` makes the draw itself repeatable."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._random = random.Random(seed)
+
+    def seeded(self, params: SamplingParams) -> SamplingParams:
+        if params.seed is not None:
+            return params
+        return replace(params, seed=self._random.getrandbits(SEED_BITS))
+
+
+def chat_params(request: ChatRequest, card: ModelCard) -> SamplingParams:
+    """Raises RequestError (400) naming the field. Without a limit, max_tokens is what fits."""
+    limit_name, max_tokens = _limit(request)
+    if max_tokens == 0:
+        raise bad(limit_name, "must be at least 1")
+    return _build(
+        request, card, limit_name, max_tokens=max_tokens, logprobs=_chat_logprobs(request)
+    )
+
+
+def _chat_logprobs(request: ChatRequest) -> int | None:
+    top = request.top_logprobs or 0
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise bad("top_logprobs", f"must be between 0 and {MAX_TOP_LOGPROBS}, got {top}")
+    if top and not request.logprobs:
+        raise bad("top_logprobs", "needs logprobs to be true")
+    return top if request.logprobs else None
+
+
+def completion_params(request: CompletionRequest, card: ModelCard) -> SamplingParams:
+    """Raises RequestError (400) naming the field. An echo with logprobs scores the prompt."""
+    limit_name, max_tokens = _limit(request)
+    if max_tokens is None:
+        max_tokens = COMPLETION_MAX_TOKENS
+    if max_tokens == 0 and not request.echo:
+        raise bad(limit_name, "must be at least 1, or 0 together with echo")
+    fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": request.logprobs}
+    if request.echo and request.logprobs is not None:
+        fields["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    return _build(request, card, limit_name, **fields)
+
+
+def _limit(request: GenerationRequest) -> tuple[str, int | None]:
+    """Which field limits the answer, and to what. max_completion_tokens wins."""
+    if request.max_completion_tokens is not None:
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
+
+
+def _build(
+    request: GenerationRequest, card: ModelCard, limit_name: str, **fields: Any
+) -> SamplingParams:
+    _check_request(request, card)
+    given = {name: getattr(request, name) for name in _SAME_NAME}
+    given = {name: value for name, value in given.items() if value is not None}
+    logit_bias = _logit_bias(request.logit_bias or {}, card)
+    try:
+        return SamplingParams(**(given | fields), logit_bias=logit_bias)
+    except ValueError as error:
+        name = str(error).split(" ", 1)[0]
+        param = limit_name if name == "max_tokens" else name
+        raise RequestError(str(error), code="invalid_value", param=param) from error
+
+
+def _check_request(request: GenerationRequest, card: ModelCard) -> None:
+    if request.temperature is not None and request.temperature > MAX_TEMPERATURE:
+        raise bad("temperature", f"must be at most {MAX_TEMPERATURE}, got {request.temperature}")
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise bad("best_of", "is supported only when it equals n", code="unsupported_parameter")
+    if request.stream_options is not None and not request.stream:
+        raise bad("stream_options", "needs stream to be true")
+    if request.prompt_logprobs is not None and request.stream:
+        raise bad("prompt_logprobs", "is not available in a stream", code="unsupported_parameter")
+    check_vocabulary(request.stop_token_ids or [], card, "stop_token_ids")
+
+
+def _logit_bias(bias: dict[str, float], card: ModelCard) -> dict[int, float]:
+    """Keys are token ids as decimal strings."""
+    for key in bias:
+        if not (key.isascii() and key.isdigit()):
+            raise bad("logit_bias", f"keys must be token ids, got {key[:40]!r}")
+    by_id = {int(key): value for key, value in bias.items() if len(key) <= len(str(2**31))}
+    if len(by_id) < len(bias):
+        raise bad("logit_bias", "names a token id twice or one outside the vocabulary")
+    check_vocabulary(list(by_id), card, "logit_bias")
+    return by_id
+
+
+def bad(param: str, rule: str, *, code: str = "invalid_value") -> RequestError:
+    return RequestError(f"{param} {rule}", code=code, param=param)

@@ -1,0 +1,109 @@
+"""Server-sent events: the one loop behind every stream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.headers import REQUEST_ID, common_headers
+from pagemesh.gateway.keepalive import HEADER_GRACE_S, KEEP_ALIVE_S, KeepAlive
+from pagemesh.gateway.openai.errors import error_body
+from pagemesh.shared.errors import RequestError
+
+PING: Final = b": ping\n\n"
+DONE: Final = b"data: [DONE]\n\n"
+
+log = structlog.get_logger(__name__)
+
+
+class Chunks(Protocol):
+    """How one endpoint words its chunks. Each method returns whole events, or nothing."""
+
+    async def opening(self) -> bytes:
+        """Before any text."""
+
+    def gain(self, gain: Gain) -> bytes:
+        """One choice gained something."""
+
+    def closing(self) -> bytes:
+        """After the last choice has finished."""
+
+
+def event(payload: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+async def stream(
+    request: web.Request, generation: Generation, chunks: Chunks, keep_alive: KeepAlive
+) -> web.StreamResponse:
+    """Answer with the generation as it grows.
+
+    Raises RequestError while that can still be an HTTP status; later an error is an event.
+    """
+    with keep_alive.watching(generation):
+        await _first_sign(generation)
+        response = web.StreamResponse(headers=_headers(request))
+        await response.prepare(request)
+        try:
+            await _pump(response, generation, chunks)
+        except RequestError as error:
+            await _end_with(response, error, request[REQUEST_ID])
+        except ConnectionError:
+            # The client is gone; whoever opened the generation cancels it.
+            return response
+        except Exception as error:
+            log.exception("stream_failed", x_request_id=request[REQUEST_ID], error=str(error))
+            await _end_with(response, RequestError("Internal error", status=500), "")
+    return response
+
+
+def _headers(request: web.Request) -> dict[str, str]:
+    return {
+        "content-type": "text/event-stream; charset=utf-8",
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+    } | common_headers(request)
+
+
+async def _first_sign(generation: Generation) -> None:
+    """Wait for text, or for acceptance and then a short while without a refusal."""
+    loop = asyncio.get_running_loop()
+    accepted = False
+    while not generation.begun:
+        await generation.changed()
+        if accepted and generation.nudged:
+            return
+        generation.nudged = False
+        if generation.accepted and not accepted:
+            accepted = True
+            generation.nudge_at_s = loop.time() + HEADER_GRACE_S
+
+
+async def _pump(response: web.StreamResponse, generation: Generation, chunks: Chunks) -> None:
+    """One write per wake-up, whatever has gathered until then."""
+    loop = asyncio.get_running_loop()
+    pieces = [await chunks.opening()]
+    while True:
+        pieces += [chunks.gain(gain) for gain in generation.take()]
+        finished = generation.done
+        if finished:
+            pieces += [chunks.closing(), DONE]
+        data = b"".join(pieces) or (PING if generation.nudged else b"")
+        generation.nudged = False
+        if data:
+            generation.nudge_at_s = loop.time() + KEEP_ALIVE_S
+            await response.write(data)
+        if finished:
+            return
+        await generation.changed()
+        pieces = []
+
+
+async def _end_with(response: web.StreamResponse, error: RequestError, request_id: str) -> None:
+    log.warning("stream_error", x_request_id=request_id, status=error.status, error=error.message)
+    await response.write(event(error_body(error)) + DONE)

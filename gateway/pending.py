@@ -1,0 +1,132 @@
+"""What the gateway knows about each message it waits on, so that another link can take over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from pagemesh.gateway.generation import Generation
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.wire import (
+    Delta,
+    Detokenize,
+    Detokenized,
+    Generate,
+    Message,
+    Tokenize,
+    Tokenized,
+)
+
+
+class Pending(Protocol):
+    """An entry of the request table. `link` is the name of the link it was sent on, or None."""
+
+    request_id: str
+    model: str
+    link: str | None
+
+    def frame(self) -> Message:
+        """What to send to the next link."""
+
+    def link_lost(self) -> None:
+        """The link it was sent on is gone."""
+
+    def fail(self, error: RequestError) -> None:
+        """Nothing more will come."""
+
+
+class PendingGeneration:
+    """One prompt on its way. Its truth (prompt, generated ids, seed) lives here."""
+
+    def __init__(
+        self,
+        generate: Generate,
+        prompt_index: int,
+        generation: Generation,
+        on_finish: Callable[[str, str, int], None],
+    ) -> None:
+        self.request_id = generate.request_id
+        self.model = generate.model
+        self.link: str | None = None
+        self.generation = generation
+        self._generate = generate
+        self._prompt_index = prompt_index
+        self._on_finish = on_finish
+        self._ids = [bytearray() for _ in range(generate.params.n)]
+        self._open = set(range(generate.params.n))
+
+    @property
+    def done(self) -> bool:
+        return not self._open
+
+    def frame(self) -> Generate:
+        return self._generate
+
+    def link_lost(self) -> None:
+        """The next attempt goes on after what every choice has already generated."""
+        prior_ids = [bytes(ids) for ids in self._ids] if any(self._ids) else []
+        self._generate = self._generate._replace(
+            attempt=self._generate.attempt + 1, prior_ids=prior_ids
+        )
+
+    def accept(self, prompt_ids: bytes, prompt_text: str | None) -> None:
+        self.generation.accept(self._prompt_index, prompt_ids, prompt_text)
+
+    def add(self, delta: Delta) -> None:
+        """Deltas of a choice that has finished (a resumed one runs again) change nothing."""
+        if delta.choice not in self._open:
+            return
+        if delta.error is not None:
+            self.fail(RequestError.from_wire(delta.error))
+        elif delta.finish_reason == "abort":
+            self.fail(RequestError("The server stopped this request.", status=503, code="aborted"))
+        else:
+            self._gain(delta)
+
+    def fail(self, error: RequestError) -> None:
+        self._end_all("error")
+        self.generation.fail(error)
+
+    def abandon(self) -> None:
+        """Its client is gone."""
+        self._end_all("abort" if self.generation.error is None else "error")
+
+    def _gain(self, delta: Delta) -> None:
+        self._ids[delta.choice] += delta.token_ids
+        if delta.finish_reason is not None:
+            self._open.discard(delta.choice)
+            self._on_finish(self.model, delta.finish_reason, 1)
+        self.generation.add(self._prompt_index, delta)
+
+    def _end_all(self, reason: str) -> None:
+        if self._open:
+            self._on_finish(self.model, reason, len(self._open))
+            self._open.clear()
+
+
+class PendingCall:
+    """One question with one answer."""
+
+    def __init__(self, question: Tokenize | Detokenize) -> None:
+        self.request_id = question.request_id
+        self.model = question.model
+        self.link: str | None = None
+        self.answer: asyncio.Future[Tokenized | Detokenized] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._question = question
+
+    def frame(self) -> Tokenize | Detokenize:
+        return self._question
+
+    def link_lost(self) -> None:
+        """Asking twice is harmless."""
+
+    def resolve(self, answer: Tokenized | Detokenized) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def fail(self, error: RequestError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)

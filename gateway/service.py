@@ -1,0 +1,82 @@
+"""The gateway process: HTTP for clients above, links to the tokenizer services below."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from pagemesh.gateway.app import (
+    answer_preflight,
+    api_routes,
+    counting,
+    guarding,
+    identify,
+    word_errors,
+)
+from pagemesh.gateway.auth import ApiKeys
+from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.directory import ModelDirectory, not_ready
+from pagemesh.gateway.keepalive import KeepAlive
+from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.upstream import Upstream
+from pagemesh.shared.metrics import EngineCollector
+from pagemesh.shared.peers import Peers
+from pagemesh.shared.service import Runtime
+from pagemesh.shared.settings import Settings
+
+
+def middlewares(settings: Settings) -> list[Middleware]:
+    """What surrounds every route, the shell's included; outermost first."""
+    keys = ApiKeys(settings.gateway.api_key)
+    return [identify, answer_preflight, word_errors, guarding(keys)]
+
+
+class GatewayService:
+    """A ServiceCore. Its own `middlewares` surround those of `middlewares(settings)`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        gateway = runtime.settings.gateway
+        metrics = GatewayMetrics(runtime.metrics)
+        directory = ModelDirectory()
+        self.backend = Backend(
+            directory=directory,
+            upstream=Upstream(directory, metrics, timeout_s=gateway.request_timeout_s),
+            metrics=metrics,
+            keep_alive=KeepAlive(),
+            seeds=Seeds(gateway.seed),
+        )
+        self.middlewares: tuple[Middleware, ...] = (counting(metrics),)
+        self._runtime = runtime
+        runtime.metrics.register(EngineCollector(directory.engines))
+
+    def routes(self) -> list[web.RouteDef]:
+        return api_routes(self.backend)
+
+    def not_ready(self) -> str | None:
+        """A frozen process below fails its link's heartbeat, so its engines leave the directory
+        within seconds."""
+        if self.backend.upstream.draining:
+            return "shutting down"
+        return None if self.backend.directory.models else "no engine is alive"
+
+    async def run(self) -> None:
+        runtime = self._runtime
+        peers = Peers(
+            "tokenizer",
+            runtime.registry,
+            runtime.session,
+            runtime.hello,
+            self.backend.upstream.serve_link,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(peers.run(), name="peers")
+                group.create_task(self.backend.keep_alive.run(), name="keep-alive")
+        finally:
+            self.backend.upstream.fail_all(not_ready("it is shutting down"))
+
+    async def drain(self) -> None:
+        await self.backend.upstream.drain()

@@ -1,0 +1,221 @@
+"""The request table: what the gateway asked of the tokenizer services, and over which link.
+
+One reader per link delivers whatever comes. A lost link costs its requests nothing but time: each
+goes to another service, or waits for one, for at most `timeout_s`, with its generated ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import structlog
+
+from pagemesh.gateway.directory import ModelDirectory, not_ready
+from pagemesh.gateway.generation import Generation
+from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.pending import Pending, PendingCall, PendingGeneration
+from pagemesh.shared.errors import LinkClosed, RequestError
+from pagemesh.shared.link import Link
+from pagemesh.shared.wire import (
+    Accepted,
+    BadFrame,
+    Cancel,
+    Deltas,
+    Detokenize,
+    Detokenized,
+    Engines,
+    Failed,
+    Generate,
+    Message,
+    Tokenize,
+    Tokenized,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Upstream:
+    """Owner of the table and of the order in which links are used. Peers owns the links."""
+
+    def __init__(
+        self, directory: ModelDirectory, metrics: GatewayMetrics, *, timeout_s: float
+    ) -> None:
+        self._directory = directory
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._links: dict[str, Link] = {}
+        self._table: dict[str, Pending] = {}
+        self._in_flight: Counter[str] = Counter()
+        self._parked: dict[str, asyncio.TimerHandle] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    # -- what handlers use ------------------------------------------------------------------------
+
+    @contextmanager
+    def generating(self, generation: Generation, generates: Sequence[Generate]) -> Iterator[None]:
+        """Run one generate per prompt while the block lasts; leaving it cancels what is open.
+
+        Raises RequestError (503) while draining.
+        """
+        if self.draining:
+            raise not_ready("it is shutting down")
+        entries = [
+            PendingGeneration(generate, index, generation, self._metrics.finished)
+            for index, generate in enumerate(generates)
+        ]
+        try:
+            for entry in entries:
+                self._enter(entry)
+            yield
+        finally:
+            for entry in entries:
+                self._abandon(entry)
+
+    async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
+        """The answer to one question. Raises the RequestError it was refused with."""
+        call = PendingCall(question)
+        self._enter(call)
+        try:
+            return await call.answer
+        finally:
+            self._leave(call)
+
+    async def drain(self) -> None:
+        """Take no new generations; return when the table is empty."""
+        self.draining = True
+        await self._idle.wait()
+
+    def fail_all(self, error: RequestError) -> None:
+        """End every request: the service stops."""
+        for entry in list(self._table.values()):
+            self._leave(entry)
+            entry.fail(error)
+
+    # -- links ------------------------------------------------------------------------------------
+
+    async def serve_link(self, link: Link) -> None:
+        """Read `link` until it ends, then place its requests elsewhere."""
+        self._links[link.name] = link
+        self._learn(link, Engines(link.peer.engines))
+        try:
+            async for message in link:
+                self._receive(link, message)
+        finally:
+            del self._links[link.name]
+            self._directory.drop(link.name)
+            self._replace_lost(link.name)
+
+    def _learn(self, link: Link, news: Engines) -> None:
+        self._directory.update(link.name, news.engines, draining=news.draining)
+        for request_id in list(self._parked):
+            self._place(self._table[request_id])
+
+    def _receive(self, link: Link, message: Message) -> None:
+        match message:
+            case Deltas(rows):
+                for row in rows:
+                    entry = self._entry(link, row.request_id)
+                    if isinstance(entry, PendingGeneration):
+                        entry.add(row)
+                        if entry.done:
+                            self._leave(entry)
+            case Accepted(request_id, prompt_ids, prompt_text):
+                entry = self._entry(link, request_id)
+                if isinstance(entry, PendingGeneration):
+                    entry.accept(prompt_ids, prompt_text)
+            case Failed(request_id, error):
+                entry = self._entry(link, request_id)
+                if entry is not None:
+                    self._leave(entry)
+                    entry.fail(RequestError.from_wire(error))
+            case Tokenized() | Detokenized():
+                entry = self._entry(link, message.request_id)
+                if isinstance(entry, PendingCall):
+                    entry.resolve(message)
+            case Engines():
+                self._learn(link, message)
+            case _:
+                log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
+
+    def _entry(self, link: Link, request_id: str) -> Pending | None:
+        """The entry that waits on this link; None for a late word about a request now gone."""
+        entry = self._table.get(request_id)
+        return entry if entry is not None and entry.link == link.name else None
+
+    # -- the table --------------------------------------------------------------------------------
+
+    def _enter(self, entry: Pending) -> None:
+        self._table[entry.request_id] = entry
+        self._idle.clear()
+        self._place(entry)
+
+    def _leave(self, entry: Pending) -> None:
+        """The one way out of the table."""
+        if self._table.pop(entry.request_id, None) is None:
+            return
+        self._unpark(entry)
+        if entry.link is not None:
+            self._in_flight[entry.link] -= 1
+        if not self._table:
+            self._idle.set()
+
+    def _abandon(self, entry: PendingGeneration) -> None:
+        if entry.request_id not in self._table:
+            return
+        link = self._links.get(entry.link or "")
+        self._leave(entry)
+        entry.abandon()
+        if link is not None:
+            with suppress(LinkClosed):
+                link.send(Cancel(entry.request_id))
+
+    def _place(self, entry: Pending) -> None:
+        """Send `entry` over the least loaded link that serves its model, or park it."""
+        serving = self._directory.links_serving(entry.model)
+        for name in sorted(serving, key=self._in_flight.__getitem__):
+            try:
+                self._links[name].send(entry.frame())
+            except LinkClosed:
+                continue
+            except BadFrame as error:
+                self._leave(entry)
+                entry.fail(RequestError(f"The request cannot be sent on: {error}", status=413))
+                return
+            self._unpark(entry)
+            entry.link = name
+            self._in_flight[name] += 1
+            return
+        self._park(entry)
+
+    def _replace_lost(self, name: str) -> None:
+        lost = [entry for entry in self._table.values() if entry.link == name]
+        self._in_flight.pop(name, None)
+        if lost:
+            log.warning("tokenizer_lost", peer=name, requests=len(lost), effect="resubmitted")
+            self._metrics.resubmitted.inc(len(lost))
+        for entry in lost:
+            entry.link = None
+            entry.link_lost()
+            self._place(entry)
+
+    # -- waiting for a link -----------------------------------------------------------------------
+
+    def _park(self, entry: Pending) -> None:
+        if entry.request_id not in self._parked:
+            loop = asyncio.get_running_loop()
+            self._parked[entry.request_id] = loop.call_later(self._timeout_s, self._expire, entry)
+
+    def _unpark(self, entry: Pending) -> None:
+        timer = self._parked.pop(entry.request_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _expire(self, entry: Pending) -> None:
+        self._leave(entry)
+        log.error("request_given_up", request_id=entry.request_id, waited_s=self._timeout_s)
+        entry.fail(not_ready(f"no service took the request within {self._timeout_s:g} s"))
