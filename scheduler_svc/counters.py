@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Final
+
+FINISH_REASONS: Final = ("stop", "length", "abort", "error")
 
 
 class EngineCounters:
@@ -17,7 +20,7 @@ class EngineCounters:
         self.readmitted_query_tokens = 0
         self.readmitted_hit_tokens = 0
         self.finished: Counter[str] = Counter()
-        """By reason: stop, length, abort, error."""
+        """By reason, one of FINISH_REASONS."""
         self.audit_findings = 0
         self.failures = 0
         """Times the engine gave up all its requests over an invariant."""

@@ -12,10 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from math import ceil
-from typing import Final
 
-import structlog
-
+from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.commit import StepWriter
 from pagemesh.scheduler_svc.counters import EngineCounters
@@ -42,15 +40,10 @@ from pagemesh.shared.wire import (
     WireError,
 )
 
-REMEDIES: Final = (
-    "lower --max-num-seqs, shorten --max-model-len, add tensor parallelism or replicas"
-)
-
-log = structlog.get_logger(__name__)
-
 
 class Engine:
-    """The scheduler core of one worker group. `epoch` is the worker's incarnation.
+    """The scheduler core of one worker group. `epoch` is the worker's incarnation; steps are
+    numbered after `after_step`, the last one that an earlier engine sent over the same link.
 
     Raises SettingsError when chunked prefill is off and a full prompt does not fit one step.
     """
@@ -64,6 +57,7 @@ class Engine:
         *,
         epoch: int,
         prefix_caching: bool,
+        after_step: int = 0,
     ) -> None:
         self.engine_id = engine_id
         self.card = card
@@ -77,7 +71,7 @@ class Engine:
         self._clients: dict[str, Client] = {}
         self._last_event_s = 0.0
         self._oldest_since_s = 0.0
-        self._open_books(after_step=0)
+        self._open_books(after_step)
 
     def _open_books(self, after_step: int) -> None:
         """No request, every block free, an empty batch. Results up to `after_step` are nobody's."""
@@ -100,6 +94,7 @@ class Engine:
     def submit(self, owner: str, submit: Submit, now_s: float) -> None:
         """Queue one choice of one request.
 
+        `now_s` stands in for an arrival the sender did not give, so it is on that clock.
         Raises RequestError: 400 when it can never be served, 429 when too many wait already.
         """
         client = self._clients.setdefault(owner, Client())
@@ -108,7 +103,6 @@ class Engine:
         if n_waiting >= self._settings.max_waiting:
             message = f"{n_waiting} requests are waiting already; try again later"
             raise RequestError(message, status=429, code="engine_overloaded")
-        self._last_event_s = now_s
         self._cache.extend_hashes(request)
         self._lifecycle.enter(request)
 
@@ -182,7 +176,7 @@ class Engine:
         if last_step < self._writer.snapshot_step:
             return  # asked for before the snapshot already sent got there
         sent = self._writer.step
-        log.warning("snapshot", engine=self.engine_id, last_step=last_step, sent=sent)
+        notices.snapshot(self.engine_id, last_step, sent)
         while self._inflight and self._inflight[-1].step > last_step:
             flight = self._inflight.pop()
             for request in flight.take_back():
@@ -190,6 +184,11 @@ class Engine:
         self._writer.snapshot_due = True
 
     # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def last_step(self) -> int:
+        """Number of the last step planned."""
+        return self._writer.step
 
     @property
     def idle(self) -> bool:
@@ -250,18 +249,8 @@ class Engine:
             self.counters.preempted_tokens += request.computed
             self._lifecycle.requeue(request, stale_until=self._writer.step)
         if victims:
-            log.warning(
-                "preempted",
-                engine=self.engine_id,
-                requests=[request.request_id for request in victims],
-                total=self.counters.preemptions,
-                cause="the KV cache is full; these requests will be computed again",
-                remedies=f"{self._memory_remedy()}, {REMEDIES}",
-            )
-
-    def _memory_remedy(self) -> str:
-        on_cpu = self.capacity.device.startswith("cpu")
-        return "raise --kv-cache-memory" if on_cpu else "raise --gpu-memory-utilization"
+            total = self.counters.preemptions
+            notices.preempted(self.engine_id, victims, total, self.capacity.device)
 
     def _count_admission(self, admission: Admission) -> None:
         request, prefix = admission.request, admission.prefix

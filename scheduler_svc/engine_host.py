@@ -1,0 +1,117 @@
+"""One engine at work: its core on one side, the link to its worker on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import structlog
+
+from pagemesh.scheduler_svc.engine import Engine
+from pagemesh.shared.errors import LinkClosed, RequestError
+from pagemesh.shared.link import Link
+from pagemesh.shared.wire import NeedSnapshot, StepResult, Submit, Tokens
+
+OVERDUE_S: Final = 30.0
+AUDIT_AFTER_S: Final = 1.0
+
+Deliver = Callable[[dict[str, Tokens]], None]
+log = structlog.get_logger(__name__)
+
+
+class EngineHost:
+    """Feeds results and requests to `engine`, and steps to the worker, as soon as there are any.
+
+    An exception inside the engine fails that engine's requests, with a log line and a counter, and
+    the engine goes on empty: neither the process nor another engine notices. `deliver` passes
+    frames on by owner; `settled` is called whenever the engine may have become idle.
+    """
+
+    def __init__(
+        self, engine: Engine, link: Link, deliver: Deliver, settled: Callable[[], None]
+    ) -> None:
+        self.engine = engine
+        self.draining = False
+        self._link = link
+        self._deliver = deliver
+        self._settled = settled
+        self._pump_due = False
+        self._audited = True
+
+    def submit(self, owner: str, submit: Submit) -> None:
+        try:
+            with self._guarded():
+                self.engine.submit(owner, submit, time.time())
+        except RequestError as error:
+            log.info("request_refused", request_id=submit.request_id, reason=error.message)
+            failed = [(submit.key, error.to_wire())]
+            self._deliver({owner: Tokens(self.engine.engine_id, b"", b"", b"", failed=failed)})
+        else:
+            self._pump_soon()
+
+    def end(self, owner: str, keys: list[int], reason: str) -> None:
+        with self._guarded():
+            self.engine.end(owner, keys, reason, time.monotonic())
+        self._pump_soon()
+
+    def drop_owner(self, owner: str) -> int:
+        dropped = 0
+        with self._guarded():
+            dropped = self.engine.drop_owner(owner)
+        self._pump_soon()
+        return dropped
+
+    def on_result(self, result: StepResult) -> None:
+        """The next step goes out before the tokens do: the worker must not wait for the mesh."""
+        frames: dict[str, Tokens] = {}
+        with self._guarded():
+            frames = self.engine.apply(result, time.monotonic())
+        self._pump()
+        self._deliver(frames)
+
+    def on_gap(self, need: NeedSnapshot) -> None:
+        with self._guarded():
+            self.engine.snapshot(need.last_step)
+        self._pump()
+
+    def overdue_s(self) -> float | None:
+        """How long the worker has been at one step, if that is too long."""
+        age_s = self.engine.step_age_s(time.monotonic())
+        return age_s if age_s > OVERDUE_S else None
+
+    def audit_if_idle(self) -> None:
+        """Once per idle spell: the books must say that everything is free."""
+        if self._audited or self.engine.idle_for_s(time.monotonic()) < AUDIT_AFTER_S:
+            return
+        self._audited = True
+        findings = self.engine.audit()
+        if findings:
+            log.error("audit_failed", engine=self.engine.engine_id, repaired=findings)
+
+    def _pump_soon(self) -> None:
+        """Requests that arrive in one burst enter in one step."""
+        if not self._pump_due:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        with self._guarded(), suppress(LinkClosed):
+            while (step := self.engine.plan(time.monotonic())) is not None:
+                self._audited = False
+                self._link.send(step)
+        self._settled()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except (RequestError, LinkClosed):
+            raise
+        except Exception as error:
+            log.exception("engine_failed", engine=self.engine.engine_id)
+            self._deliver(self.engine.fail_all(f"the engine failed: {error}"))
+            self._pump_soon()

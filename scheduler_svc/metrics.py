@@ -1,0 +1,86 @@
+"""Prometheus series of the scheduler beside those every service shows of the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagemesh.scheduler_svc.counters import FINISH_REASONS, EngineCounters
+from pagemesh.shared.metrics import LABELS
+
+_TOTALS: Final[dict[str, tuple[str, Callable[[EngineCounters], int]]]] = {
+    "pagemesh_preempted_tokens": (
+        "Computed tokens that preemption threw away",
+        lambda counters: counters.preempted_tokens,
+    ),
+    "pagemesh_readmission_prefix_queries": (
+        "Tokens looked up in the prefix cache when preempted requests came back",
+        lambda counters: counters.readmitted_query_tokens,
+    ),
+    "pagemesh_readmission_prefix_hits": (
+        "Tokens found in the prefix cache when preempted requests came back",
+        lambda counters: counters.readmitted_hit_tokens,
+    ),
+    "pagemesh_audit_findings": (
+        "Faults that the idle audit found in the books of blocks and slots, and repaired",
+        lambda counters: counters.audit_findings,
+    ),
+    "pagemesh_engine_failures": (
+        "Times an engine gave up all its requests because its books disagreed",
+        lambda counters: counters.failures,
+    ),
+}
+
+
+class EngineView(NamedTuple):
+    """One engine at the moment of a scrape."""
+
+    model_name: str
+    engine_id: str
+    counters: EngineCounters
+    step_age_s: float
+
+
+class SchedulerCollector(Collector):
+    def __init__(self, engines: Callable[[], Iterable[EngineView]]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families(list(self._engines()))
+
+    def describe(self) -> Iterator[Metric]:
+        return self._families([])
+
+    def _families(self, engines: list[EngineView]) -> Iterator[Metric]:
+        yield self._finished(engines)
+        yield self._step_age(engines)
+        for name, (text, value) in _TOTALS.items():
+            family = CounterMetricFamily(name, text, labels=LABELS)
+            for engine in engines:
+                family.add_metric((engine.model_name, engine.engine_id), value(engine.counters))
+            yield family
+
+    def _finished(self, engines: list[EngineView]) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:request_success",
+            "Requests that ended, by reason",
+            labels=(*LABELS, "finished_reason"),
+        )
+        for engine in engines:
+            for reason in FINISH_REASONS:
+                labels = (engine.model_name, engine.engine_id, reason)
+                family.add_metric(labels, engine.counters.finished[reason])
+        return family
+
+    def _step_age(self, engines: list[EngineView]) -> Metric:
+        family = GaugeMetricFamily(
+            "pagemesh_oldest_step_age_seconds",
+            "How long the worker has been at the oldest step that is out",
+            labels=LABELS,
+        )
+        for engine in engines:
+            family.add_metric((engine.model_name, engine.engine_id), engine.step_age_s)
+        return family
