@@ -1,38 +1,50 @@
 # The two commands of the README are `make serve` and `make test`.
-SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m-instruct
+ARGS ?=
 ROOMS := gateway kernels scheduler_svc shared tokenizer_svc worker_svc
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt
 
-.PHONY: build/types serve test lint format clean
+.PHONY: serve test lint format clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+serve: $(VENV)/serve.installed
+	@$(BIN)/pagemesh serve $(MODEL) $(ARGS)
 
-serve: $(VENV)/.installed
-	$(BIN)/pagemesh serve $(MODEL)
-
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+test: $(VENV)/dev.installed
+	$(BIN)/python -m pytest $(ARGS)
 
 # mypy follows no import hooks, so it reads the packages through a tree of links.
-build/types: $(VENV)/.installed
-	@rm -rf $@ && mkdir -p $@/pagemesh
-	@ln -s $(CURDIR)/pagemesh/* $@/pagemesh/
-	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room $@/pagemesh/$$room; done
-
-lint: $(VENV)/.installed build/types
+lint: $(VENV)/dev.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p pagemesh
+	@rm -rf build/types && mkdir -p build/types/pagemesh
+	@ln -s $(CURDIR)/pagemesh/* build/types/pagemesh/
+	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room build/types/pagemesh/$$room; done
+	cd build/types && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p pagemesh
 
-format: $(VENV)/.installed
+format: $(VENV)/dev.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+
+# A system without ensurepip (Debian's python3 without python3-venv) lends its own pip.
+$(BIN)/python:
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+
+$(VENV)/serve.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing pagemesh and what it needs into $(VENV) (the first time takes minutes)"
+	@$(PIP_INSTALL) --editable '.[all]'
+	@touch $@
+
+$(VENV)/dev.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing pagemesh, what it needs and the tools into $(VENV)"
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/serve.installed

@@ -45,10 +45,11 @@ log = structlog.get_logger(__name__)
 def serve_mesh(settings: Settings) -> int:
     """Serve until a signal; the exit code. Raises StartupError when the mesh cannot start."""
     try:
-        return uvloop.run(_serve(settings))
+        exit_code: int = uvloop.run(_serve(settings))
     except ChildFailed as error:
         print(f"pagemesh: error: {error}", file=sys.stderr)
         return EXIT_FAILED
+    return exit_code
 
 
 async def _serve(settings: Settings) -> int:

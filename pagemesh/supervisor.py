@@ -188,7 +188,7 @@ def _give_up_if_hopeless(child: Child, exit_code: int, failures: int) -> None:
 
 def _announce_restart(child: Child, exit_code: int, failures: int) -> float:
     """Log the end of a child; return how long to wait before the next start."""
-    wait_s = min(FIRST_BACKOFF_S * 2 ** (failures - 1), MAX_BACKOFF_S)
+    wait_s = min(FIRST_BACKOFF_S * 2.0 ** (failures - 1), MAX_BACKOFF_S)
     log.error(
         "child_ended",
         child=child.spec.name,

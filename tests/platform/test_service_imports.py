@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import subprocess
 import sys
-import tomllib
-from importlib.metadata import packages_distributions, requires
-from pathlib import Path
+from importlib.metadata import packages_distributions
 
 import pytest
+from installed_closure import closure, extra_requirements, normal
 
-ROOT = Path(__file__).parents[2]
 MODULES = {
     "gateway": "pagemesh.gateway.service",
     "tokenizer": "pagemesh.tokenizer_svc.service",
@@ -71,7 +68,7 @@ def loaded_by(service: str) -> dict[str, str | None]:
 
 def absent_without(service: str) -> set[str]:
     """Top-level names that an environment with only this service's extra does not have."""
-    installed = closure(direct_requirements(service)) | {"pagemesh"}
+    installed = closure(extra_requirements(service)) | {"pagemesh"}
     return {
         name
         for name, owners in packages_distributions().items()
@@ -118,38 +115,3 @@ def test_other_services_are_not_loaded(service: str) -> None:
 def test_a_service_starts_with_its_extra_alone(service: str) -> None:
     assert MODULES[service] in loaded_by(service)
     assert "pytest" in absent_without(service)
-
-
-def direct_requirements(extra: str) -> set[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"][extra]]
-    return {name_of(line) for line in lines}
-
-
-@functools.cache
-def dependencies_of(distribution: str) -> frozenset[str]:
-    lines = requires(distribution) or []
-    return frozenset(name_of(line) for line in lines if "extra ==" not in line)
-
-
-def closure(names: set[str]) -> set[str]:
-    """The distributions that come with `names`, as far as they are installed here."""
-    owned = {normal(owner) for owners in packages_distributions().values() for owner in owners}
-    found: set[str] = set()
-    queue = [name for name in names if name in owned]
-    while queue:
-        name = queue.pop()
-        if name not in found:
-            found.add(name)
-            queue += [needed for needed in dependencies_of(name) if needed in owned]
-    return found
-
-
-def name_of(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    assert match is not None
-    return normal(match.group())
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
