@@ -1,1 +1,35 @@
-"""pagemesh: an LLM serving mesh that treats the KV cache as virtual memory."""
+"""pagemesh: an LLM serving mesh that treats the KV cache as virtual memory.
+
+`LLM` and `SamplingParams` are imported when they are first named, so that a service, which imports
+this package too, loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagemesh.llm import LLM
+    from pagemesh.outputs import CompletionOutput, Logprob, RequestOutput
+    from pagemesh.shared.sampling import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "pagemesh.llm",
+    "CompletionOutput": "pagemesh.outputs",
+    "Logprob": "pagemesh.outputs",
+    "RequestOutput": "pagemesh.outputs",
+    "SamplingParams": "pagemesh.shared.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

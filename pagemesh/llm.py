@@ -1,0 +1,215 @@
+"""The offline class: the cores of the mesh in one process, without sockets or Redis."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from itertools import count
+from threading import Lock
+from typing import Any, Final, TypedDict
+
+import msgspec
+import structlog
+
+from pagemesh.llm_loop import LLMLoop
+from pagemesh.llm_progress import Progress
+from pagemesh.outputs import CompletionOutput, RequestOutput
+from pagemesh.prepare import prepare
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.logs import configure_logging
+from pagemesh.shared.prepared import load_prepared
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.settings import ModelSettings
+from pagemesh.shared.settings_sources import load_settings
+from pagemesh.shared.wire import Delta, Generate, Prompt, pack_ids, unpack_ids
+from pagemesh.tokenizer_svc.admission import Prepared
+from pagemesh.tokenizer_svc.pipeline import Pipeline
+from pagemesh.tokenizer_svc.text_model import TextModel
+
+_SEEDS: Final = 2**63
+
+
+class TextPrompt(TypedDict):
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: Sequence[int]
+
+
+PromptInput = str | TextPrompt | TokensPrompt
+Conversation = list[dict[str, Any]]
+ParamsInput = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model in this process, for batches of prompts.
+
+        llm = LLM("smollm2-135m-instruct", max_model_len=2048)
+        for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+            print(output.outputs[0].text)
+
+    Keywords are the settings of the server, by the same names; PAGEMESH_* variables count too. The
+    same prompts, parameters and seeds give the token ids that the server gives.
+    """
+
+    def __init__(self, model: str = ModelSettings().model, **settings: Any) -> None:
+        """Raises SettingsError for an unknown or unusable keyword, StartupError for a model that
+        cannot be fetched, read or held in memory."""
+        loaded = load_settings(
+            {"model": model, **settings}, None, os.environ, override_origin="keyword"
+        )
+        self.settings: Final = loaded.settings
+        if not structlog.is_configured():
+            configure_logging("llm", self.settings.log)
+        folder = prepare(self.settings.model)
+        text_model = TextModel(folder, load_prepared(folder), self.settings)
+        self._pipeline = Pipeline(text_model)
+        self._loop = LLMLoop(self.settings, self._pipeline)
+        self._seeds = random.Random(self.settings.gateway.seed)
+        self._request_ids = map(str, count())
+        self._lock = Lock()
+
+    def generate(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        sampling_params: ParamsInput = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; outputs stand in the order of the prompts.
+
+        `sampling_params` is one for all, or one a prompt. Raises RequestError, before anything
+        runs, for the first prompt that cannot be served.
+        """
+        many = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        return self._run([_as_prompt(prompt) for prompt in many], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: ParamsInput = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template.
+
+        Raises RequestError as `generate` does.
+        """
+        one = len(messages) > 0 and isinstance(messages[0], dict)
+        prompts = [
+            Prompt(
+                messages=list(conversation),
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs or {},
+            )
+            for conversation in ([messages] if one else messages)
+        ]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    def _run(
+        self, prompts: list[Prompt], sampling_params: ParamsInput, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        params = _one_each(sampling_params, len(prompts))
+        with self._lock:
+            checked = [
+                self._check(index, *pair)
+                for index, pair in enumerate(zip(prompts, params, strict=True))
+            ]
+            outputs = {one.generate.request_id: _empty_output(one) for one in checked}
+            self._compute(checked, outputs, use_tqdm)
+        return list(outputs.values())
+
+    def _check(self, index: int, prompt: Prompt, params: SamplingParams) -> Prepared:
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=self._seeds.randrange(_SEEDS))
+        generate = Generate(
+            request_id=next(self._request_ids),
+            attempt=0,
+            model=self._loop.card.names[0],
+            prompt=prompt,
+            params=params,
+            want_prompt_text=prompt.token_ids is None,
+        )
+        try:
+            return self._pipeline.prepare(generate, self._loop.card)
+        except RequestError as error:
+            raise RequestError(
+                f"prompt {index}: {error.message}",
+                status=error.status,
+                code=error.code,
+                param=error.param,
+            ) from error
+
+    def _compute(
+        self, checked: list[Prepared], outputs: dict[str, RequestOutput], use_tqdm: bool
+    ) -> None:
+        with Progress(len(outputs), shown=use_tqdm) as progress:
+
+            def on_delta(delta: Delta) -> None:
+                output = outputs[delta.request_id]
+                output.add(delta)
+                progress.note(output, delta)
+
+            try:
+                submits = [s for one in checked for s in self._pipeline.open(one).submits]
+                self._loop.run(submits, on_delta)
+            finally:
+                for request_id in outputs:
+                    self._pipeline.close(request_id)
+
+
+def _as_prompt(given: PromptInput) -> Prompt:
+    """Raises RequestError for what is neither text nor token ids."""
+    if isinstance(given, str):
+        return Prompt(text=given)
+    match given:
+        case {"prompt_token_ids": [*ids]}:
+            return Prompt(token_ids=_packed(ids))
+        case {"prompt": str(text)}:
+            return Prompt(text=text)
+    raise RequestError(
+        "a prompt is a string, {'prompt': text} or {'prompt_token_ids': [ids]}, "
+        f"not {type(given).__name__}",
+        param="prompts",
+    )
+
+
+def _packed(ids: list[Any]) -> bytes:
+    try:
+        return pack_ids(ids)
+    except (TypeError, OverflowError) as error:
+        raise RequestError(
+            f"prompt_token_ids must be whole numbers in the vocabulary ({error})",
+            param="prompt_token_ids",
+        ) from error
+
+
+def _one_each(given: ParamsInput, n_prompts: int) -> list[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * n_prompts
+    if len(given) != n_prompts:
+        raise RequestError(
+            f"{n_prompts} prompts came with {len(given)} sampling_params: give one, or one each",
+            param="sampling_params",
+        )
+    return list(given)
+
+
+def _empty_output(checked: Prepared) -> RequestOutput:
+    asked = checked.params.logprobs is not None
+    outputs = [
+        CompletionOutput(
+            index=index,
+            cumulative_logprob=0.0 if asked else None,
+            logprobs=[] if asked else None,
+        )
+        for index in range(checked.params.n)
+    ]
+    request_id = checked.generate.request_id
+    prompt_ids = unpack_ids(checked.prompt_ids)
+    return RequestOutput(request_id, checked.prompt_text, prompt_ids, outputs)

@@ -1,0 +1,113 @@
+"""One engine and its worker in one process: what the scheduler and worker services do, in a loop.
+
+The worker computes in a thread of its own, so that planning and decoding overlap with it; as many
+steps as the run-ahead depth are out at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final
+
+import structlog
+
+from pagemesh.scheduler_svc.engine import Engine
+from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import Delta, EngineStats, ModelCard, StepResult, Submit, Tokens
+from pagemesh.tokenizer_svc.pipeline import Pipeline
+from pagemesh.worker_svc.build import build_runner
+from pagemesh.worker_svc.runner import Runner, StepGap
+
+_OWNER: Final = "llm"
+
+log = structlog.get_logger(__name__)
+
+
+class LLMLoop:
+    """Owner of an engine, its runner and the runner's thread. Used by one thread at a time."""
+
+    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+        """Loads the prepared model. Raises StartupError."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
+        # torch keeps compute threads for each thread that calls it, so all of it happens in one.
+        self._runner: Runner = self._thread.submit(build_runner, settings).result()
+        self._pipeline = pipeline
+        self._max_waiting = min(settings.scheduler.max_waiting, settings.scheduler.max_num_seqs)
+        self._engine = Engine(
+            "llm",
+            self._runner.card,
+            self._runner.capacity,
+            settings.scheduler,
+            epoch=time.time_ns(),
+            prefix_caching=settings.cache.enable_prefix_caching,
+        )
+        self._out: deque[Future[StepResult]] = deque()
+
+    @property
+    def card(self) -> ModelCard:
+        return self._runner.card
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
+
+    def run(self, submits: Iterable[Submit], on_delta: Callable[[Delta], None]) -> None:
+        """Compute every choice of `submits`, which the pipeline has admitted.
+
+        However it ends (an interrupt, an exception in `on_delta`), the loop can run again after.
+        """
+        queue = deque(submits)
+        try:
+            while queue or not self._engine.idle:
+                self._feed(queue)
+                self._launch()
+                for tokens in self._land():
+                    self._launch()  # the worker computes on while this thread decodes
+                    self._deliver(tokens, on_delta)
+        finally:
+            self._settle()
+
+    def _feed(self, queue: deque[Submit]) -> None:
+        """Keep the engine's waiting queue short, however many prompts there are."""
+        while queue and self._engine.stats().waiting < self._max_waiting:
+            self._engine.submit(_OWNER, queue.popleft(), time.monotonic())
+
+    def _launch(self) -> None:
+        """Hand the worker every step that may be planned now."""
+        while (step := self._engine.plan(time.monotonic())) is not None:
+            self._out.append(self._thread.submit(self._runner.execute, step))
+
+    def _land(self) -> list[Tokens]:
+        """Wait for the oldest step that is out, and take it in."""
+        # It stays in the queue while it is waited for, where an interrupt leaves it.
+        wait([self._out[0]])
+        try:
+            result = self._out.popleft().result()
+        except StepGap as gap:
+            self._take_back(gap)
+            return []
+        return list(self._engine.apply(result, time.monotonic()).values())
+
+    def _take_back(self, gap: StepGap) -> None:
+        """The worker lost its batch, so no step that is out was computed."""
+        while self._out:
+            self._out.popleft().exception()
+        self._engine.snapshot(gap.last_step)
+
+    def _deliver(self, tokens: Tokens, on_delta: Callable[[Delta], None]) -> None:
+        fed = self._pipeline.feed(tokens)
+        if fed.end_keys:
+            self._engine.end(_OWNER, fed.end_keys, "stop", time.monotonic())
+        for delta in fed.deltas:
+            on_delta(delta)
+
+    def _settle(self) -> None:
+        """Abort what still runs and take in what is out, so that every block is free again."""
+        self._engine.drop_owner(_OWNER)
+        while self._out:
+            self._land()
+        for finding in self._engine.audit():
+            log.error("audit", finding=finding)
