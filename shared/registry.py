@@ -23,6 +23,7 @@ from pagemesh.shared.wire import PROTOCOL
 HEARTBEAT_S: Final = 1.0
 KEY_TTL_S: Final = 3.0
 WATCH_PERIOD_S: Final = 0.25
+REDIS_TIMEOUT_S: Final = 2.0
 MASK: Final = "********"
 _AWAY = (RedisError, OSError, TimeoutError)
 
@@ -43,8 +44,13 @@ class Registry:
     """The registry keys of one mesh. Owner of its Redis connection: call `close`."""
 
     def __init__(self, redis_url: str, mesh_name: str) -> None:
+        # No socket_timeout: on Python 3.11 redis-py enforces it with asyncio.wait_for, which may
+        # swallow a cancellation, and a service would never stop. `asyncio.timeout` does not.
         self._redis = Redis.from_url(
-            redis_url, socket_timeout=2.0, socket_connect_timeout=2.0, decode_responses=True
+            redis_url,
+            socket_timeout=None,
+            socket_connect_timeout=REDIS_TIMEOUT_S,
+            decode_responses=True,
         )
         self._mesh = mesh_name
         self._away = False
@@ -56,8 +62,9 @@ class Registry:
 
     async def ping(self) -> None:
         """Raises redis.RedisError or OSError when Redis cannot be reached."""
-        # redis-py types ping for both its sync and async clients.
-        await self._redis.ping()  # type: ignore[misc, unused-ignore]
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            # redis-py types ping for both its sync and async clients.
+            await self._redis.ping()  # type: ignore[misc, unused-ignore]
 
     async def announce(self, instance: Instance) -> None:
         """Keep `instance` announced until cancelled."""
@@ -68,7 +75,10 @@ class Registry:
     async def withdraw(self, instance: Instance) -> None:
         """Tell the mesh that `instance` takes no new work. Silent when Redis is away."""
         try:
-            async with self._redis.pipeline(transaction=True) as pipe:
+            async with (
+                asyncio.timeout(REDIS_TIMEOUT_S),
+                self._redis.pipeline(transaction=True) as pipe,
+            ):
                 pipe.delete(self._key(instance.service, instance.instance_id))
                 pipe.srem(self._ids_key(instance.service), instance.instance_id)
                 await pipe.execute()
@@ -80,6 +90,13 @@ class Registry:
 
         Raises redis.RedisError or OSError when Redis is away.
         """
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            values = await self._values(service)
+        found = [msgspec.json.decode(value, type=Instance) for value in values]
+        return [instance for instance in found if instance.protocol == PROTOCOL]
+
+    async def _values(self, service: str) -> list[str]:
+        """The live keys' contents, by instance id. Ids of lapsed keys leave the set."""
         ids = await self._redis.smembers(self._ids_key(service))  # type: ignore[misc, unused-ignore]
         names = sorted(map(str, ids))
         if not names:
@@ -88,8 +105,7 @@ class Registry:
         expired = [name for name, value in zip(names, values, strict=True) if value is None]
         if expired:
             await self._redis.srem(self._ids_key(service), *expired)  # type: ignore[misc, unused-ignore]
-        found = [msgspec.json.decode(value, type=Instance) for value in values if value]
-        return [instance for instance in found if instance.protocol == PROTOCOL]
+        return [value for value in values if value]
 
     async def watch(self, service: str) -> AsyncIterator[list[Instance]]:
         """The live instances of `service`, again whenever they changed. Never raises for Redis."""
@@ -111,7 +127,10 @@ class Registry:
 
     async def _beat(self, instance: Instance) -> None:
         try:
-            async with self._redis.pipeline(transaction=True) as pipe:
+            async with (
+                asyncio.timeout(REDIS_TIMEOUT_S),
+                self._redis.pipeline(transaction=True) as pipe,
+            ):
                 key = self._key(instance.service, instance.instance_id)
                 pipe.set(key, msgspec.json.encode(instance), px=int(KEY_TTL_S * 1000))
                 pipe.sadd(self._ids_key(instance.service), instance.instance_id)
