@@ -38,12 +38,17 @@ def token_bits(keys: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:
-    """float32[R, K] standard Gumbel noise, -log(-log1p(-v)) with v uniform in (0, 1).
+    """float32[R, K] standard Gumbel noise for int64[R] keys and token ids int32[K] or [R, K]."""
+    return gumbel_of_bits(token_bits(keys, token_ids))
+
+
+def gumbel_of_bits(bits: Tensor) -> Tensor:
+    """-log(-log1p(-v)) as float32, with v in (0, 1) uniform if int32 `bits` are.
 
     Small v makes the large values that win, and |float(bits)| is finest near zero, so the upper
-    tail is resolved to 2**-32 in float32.
+    tail is resolved to 2**-32.
     """
-    uniform = token_bits(keys, token_ids).to(torch.float32)
+    uniform = bits.to(torch.float32)
     uniform.add_(0.5).abs_().mul_(2.0**-31).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 

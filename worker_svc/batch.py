@@ -156,8 +156,8 @@ class Batch:
         self._check_slots(slots, n_tokens)
         starts = self.computed[slots]
         ends = starts + n_tokens
-        if (ends > self.known[slots]).any():
-            raise BadStep("a row computes tokens that are not known")
+        if (ends > np.minimum(self.known[slots], self._row_tokens - 1)).any():
+            raise BadStep("a row computes tokens that are not known, or past the longest length")
         if (ends > self._n_blocks[slots] * self._block_tokens).any():
             raise BadStep("a row has too few blocks")
         return Rows(np.arange(len(slots)), slots, n_tokens, starts, ends == self.known[slots])

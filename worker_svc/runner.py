@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 class StepGap(PagemeshError):
     """The step is no diff against the state here: the sender must send a snapshot.
 
-    `epoch` is the sender's, `last_step` the step this worker stands at (0: at none).
+    `epoch` is the sender's, `last_step` the last step that was executed for it (0: none).
     """
 
     def __init__(self, epoch: int, last_step: int) -> None:
@@ -77,6 +77,8 @@ class Runner:
         self._sampler = Sampler(self._sampling)
         self._epoch = 0
         self._last_step = 0
+        self._in_step = False
+        """Whether the batch stands at `_last_step`; if not, only a snapshot can be executed."""
 
     @property
     def live_rows(self) -> int:
@@ -84,9 +86,8 @@ class Runner:
         return self._batch.live_rows
 
     def reset(self) -> None:
-        """Forget every request; the next step must be a snapshot."""
-        self._batch.clear()
-        self._sampling.clear()
+        """Forget every request and who sent them; the next step must be a snapshot."""
+        self._forget()
         self._last_step = 0
 
     @torch.inference_mode()
@@ -104,22 +105,26 @@ class Runner:
             rows = self._apply(step)
         except Exception as error:
             log.exception("step_refused", step=step.step)
-            self.reset()
+            self._forget()
             result.fail_all(error)
         else:
-            self._last_step = step.step
             if len(rows) > 0:
                 self._compute(rows, result)
+        self._last_step = step.step
         return result.build(time.perf_counter() - started_s)
 
     def _follow(self, step: Step) -> None:
         if step.base == 0:
-            self.reset()
-            self._epoch = step.epoch
-        elif self._last_step == 0 or (step.epoch, step.base) != (self._epoch, self._last_step):
-            last_step = self._last_step
-            self.reset()
-            raise StepGap(step.epoch, last_step)
+            self._forget()
+            self._epoch, self._in_step = step.epoch, True
+        elif not self._in_step or (step.epoch, step.base) != (self._epoch, self._last_step):
+            self._forget()
+            raise StepGap(step.epoch, self._last_step)
+
+    def _forget(self) -> None:
+        self._batch.clear()
+        self._sampling.clear()
+        self._in_step = False
 
     def _apply(self, step: Step) -> Rows:
         gone = unpack(step.gone)

@@ -1,0 +1,180 @@
+"""A tiny decoder, and a scheduler without policy that keeps the books of the step protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import (
+    Capacity,
+    ModelCard,
+    NewRow,
+    Step,
+    StepResult,
+    pack_ids,
+    unpack_ids,
+)
+from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.models.config import DecoderConfig
+from pagemesh.worker_svc.models.decoder import Decoder
+from pagemesh.worker_svc.runner import Runner
+from pagemesh.worker_svc.step_model import StepModel
+
+VOCAB = 97
+BLOCK_TOKENS = 4
+EOS = 5
+GREEDY = SamplingParams(temperature=0.0)
+CPU = torch.device("cpu")
+CONFIG = DecoderConfig.from_dict(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
+)
+
+
+def tiny_decoder(seed: int = 0) -> Decoder:
+    decoder = Decoder(CONFIG, dtype=torch.float32, device=CPU)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in decoder.parameters():
+        torch.nn.init.normal_(weight, std=0.3, generator=generator)
+    return decoder
+
+
+def tiny_runner(
+    model: StepModel,
+    *,
+    num_blocks: int = 96,
+    max_num_seqs: int = 8,
+    max_model_len: int = 64,
+    fill: float = 0.0,
+) -> Runner:
+    """`fill` is what the KV pool holds at first; NaN shows any read of what was never written."""
+    kv = KVCache(
+        CONFIG.n_layers,
+        num_blocks,
+        BLOCK_TOKENS,
+        CONFIG.n_kv_heads,
+        CONFIG.head_dim,
+        torch.float32,
+        CPU,
+    )
+    for layer in (*kv.k, *kv.v):
+        layer[1:] = fill
+    card = ModelCard(["tiny"], VOCAB, max_model_len, BLOCK_TOKENS, "float32", [EOS], 1, "f", 0)
+    return Runner(model, kv, card, Capacity(num_blocks, max_num_seqs, 64, 512, "cpu"), CPU)
+
+
+@dataclass
+class Booked:
+    """What the scheduler's side knows of a slot: counts and blocks, no tokens."""
+
+    known: int
+    computed: int
+    blocks: list[int]
+
+
+@dataclass
+class Driver:
+    runner: Runner
+    epoch: int = 1
+    last_step: int = 0
+    slots: dict[int, Booked] = field(default_factory=dict)
+    free: list[int] = field(default_factory=list)
+    _gone: list[int] = field(default_factory=list)
+    _new: list[NewRow] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free = list(range(1, self.runner.capacity.num_blocks))
+
+    def enter(
+        self,
+        slot: int,
+        ids: list[int],
+        params: SamplingParams = GREEDY,
+        *,
+        n_prompt: int | None = None,
+        seed: int = 0,
+        shared: list[int] | None = None,
+        computed: int = 0,
+    ) -> None:
+        """`shared` blocks already hold the first `computed` tokens."""
+        blocks = [*(shared or [])]
+        while len(blocks) * BLOCK_TOKENS < len(ids):
+            blocks.append(self.free.pop())
+        self.slots[slot] = Booked(len(ids), computed, blocks)
+        n_prompt = len(ids) if n_prompt is None else n_prompt
+        self._new.append(
+            NewRow(slot, pack_ids(ids), n_prompt, seed, params, pack_ids(blocks), computed)
+        )
+
+    def leave(self, slot: int, *, keep_blocks: bool = False) -> list[int]:
+        blocks = self.slots.pop(slot).blocks
+        self._gone.append(slot)
+        if not keep_blocks:
+            self.free.extend(blocks)
+        return blocks
+
+    def plan(self, work: dict[int, int]) -> Step:
+        """The frame that computes `work` (slot → tokens). Counts advance now, as in run-ahead."""
+        order = sorted(work, key=lambda slot: work[slot] != 1)
+        grown = {slot: self._grow(slot, work[slot]) for slot in order}
+        step = Step(
+            epoch=self.epoch,
+            step=self.last_step + 1,
+            base=self.last_step,
+            gone=pack_ids(self._gone),
+            new=self._new,
+            cont=[(slot, pack_ids(blocks)) for slot, blocks in grown.items() if blocks],
+            copies=pack_ids(self.copies),
+            slots=pack_ids(order),
+            n_tokens=pack_ids([work[slot] for slot in order]),
+        )
+        self._gone, self._new, self.copies = [], [], []
+        self.last_step += 1
+        return step
+
+    def _grow(self, slot: int, n_tokens: int) -> list[int]:
+        booked, grown = self.slots[slot], []
+        booked.computed += n_tokens
+        while (len(booked.blocks)) * BLOCK_TOKENS < booked.computed:
+            grown.append(self.free.pop())
+            booked.blocks.append(grown[-1])
+        booked.known += booked.computed == booked.known
+        return grown
+
+    def run(self, work: dict[int, int]) -> StepResult:
+        return self.runner.execute(self.plan(work))
+
+    def left(self, slot: int) -> int:
+        return self.slots[slot].known - self.slots[slot].computed
+
+    def sampled(self, step: Step, result: StepResult) -> dict[int, int]:
+        """slot → sampled token."""
+        pairs = zip(unpack_ids(step.slots), unpack_ids(result.sampled), strict=True)
+        return {slot: token for slot, token in pairs if token >= 0}
+
+
+def alone(
+    model: StepModel,
+    ids: list[int],
+    params: SamplingParams,
+    n: int,
+    *,
+    seed: int = 0,
+    n_prompt: int | None = None,
+) -> list[int]:
+    """`n` tokens of a request with a worker of its own, its prompt in one step."""
+    driver = Driver(tiny_runner(model))
+    driver.enter(0, ids, params, seed=seed, n_prompt=n_prompt)
+    return [unpack_ids(driver.run({0: driver.left(0)}).sampled)[0] for _ in range(n)]

@@ -1,0 +1,222 @@
+"""The worker service: links of schedulers in front, the runner in one thread behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+import structlog
+from aiohttp import web
+
+from pagemesh.shared.errors import LinkClosed
+from pagemesh.shared.link import LINK_PATH, Link, accept
+from pagemesh.shared.service import Runtime
+from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import (
+    Engines,
+    EngineStats,
+    EngineStatus,
+    Message,
+    NeedSnapshot,
+    Step,
+    StepResult,
+)
+from pagemesh.worker_svc.build import Report, build_runner
+from pagemesh.worker_svc.command import Command
+from pagemesh.worker_svc.compute_thread import ComputeThread
+from pagemesh.worker_svc.metrics import WorkerMetrics
+from pagemesh.worker_svc.runner import Runner, StepGap
+
+# A scheduler runs a few steps ahead; one that sends far more has lost count.
+MAX_QUEUED_STEPS: Final = 64
+STUCK_STEP_S: Final = 60.0
+WATCH_PERIOD_S: Final = 5.0
+
+BuildRunner = Callable[[Settings, Report], Runner]
+log = structlog.get_logger(__name__)
+
+
+class _Computing(NamedTuple):
+    step: int
+    since_s: float
+
+
+class WorkerService:
+    """A shared.service.ServiceCore. The event loop owns links and metrics, the compute thread the
+    runner; between them go steps and results, in order."""
+
+    def __init__(self, runtime: Runtime, build: BuildRunner = build_runner) -> None:
+        self._runtime = runtime
+        self._build = build
+        self._metrics = WorkerMetrics(runtime.metrics)
+        self._command = Command()
+        self._holder: Link | None = None
+        self._runner: Runner | None = None
+        self._compute: ComputeThread | None = None
+        self._stage = "starting"
+        self._queued = 0
+        self._snapshot_asked = False
+        self._draining = False
+        self._settled = asyncio.Event()
+        # Of the compute thread; the loop only reads.
+        self._computing: _Computing | None = None
+        self._served: Link | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(LINK_PATH, self._on_dial)]
+
+    def not_ready(self) -> str | None:
+        if self._runner is None:
+            return self._stage
+        stuck_s = self._stuck_s()
+        return None if stuck_s is None else f"a step has been computing for {stuck_s:.0f} s"
+
+    async def run(self) -> None:
+        """Load the model, listening already, then watch. Raises StartupError when it cannot."""
+        self._compute = ComputeThread("worker-compute")
+        try:
+            load = partial(self._build, self._runtime.settings, self._report)
+            self._runner = await self._compute.submit(load)
+            self._metrics.describe_pool(self._runner.card, self._runner.capacity)
+            log.info("model_ready", model=self._runner.card.names[0])
+            self._offer()
+            await self._watch()
+        finally:
+            self._compute.stop()
+
+    async def drain(self) -> None:
+        """Return when no request is left. The scheduler is told to send no new ones."""
+        self._draining = True
+        self._offer()
+        while not self._idle:
+            self._settled.clear()
+            await self._settled.wait()
+
+    # -- links ------------------------------------------------------------------------------------
+
+    async def _on_dial(self, request: web.Request) -> web.StreamResponse:
+        link, response = await accept(request, self._runtime.hello())
+        if link is None:
+            return response
+        self._command.join(link)
+        self._hand_over()
+        try:
+            async for message in link:
+                self._on_message(link, message)
+        finally:
+            self._command.leave(link)
+            self._hand_over()
+            await link.close()
+        return response
+
+    def _hand_over(self) -> None:
+        """Let the link that should command do so, and take the engine from the one that did."""
+        before, self._holder = self._holder, self._command.holder
+        if before is self._holder:
+            return
+        if before is not None:
+            _send(before, Engines([]))
+        if self._holder is not None:
+            log.info("commanded_by", scheduler=self._holder.name)
+        self._snapshot_asked = False
+        self._settled.set()
+        self._offer()
+
+    def _offer(self) -> None:
+        if self._holder is None or self._runner is None:
+            return
+        runner = self._runner
+        status = EngineStatus(
+            self._runtime.instance_id, runner.card, runner.capacity, EngineStats()
+        )
+        _send(self._holder, Engines([status], draining=self._draining))
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _on_message(self, link: Link, message: Message) -> None:
+        if not isinstance(message, Step):
+            log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
+        elif link is self._holder and self._runner is not None and self._compute is not None:
+            if self._queued >= MAX_QUEUED_STEPS:
+                link.abort(f"more than {MAX_QUEUED_STEPS} steps wait to be computed")
+                return
+            self._queued += 1
+            job = partial(self._execute, self._runner, link, message)
+            self._compute.submit(job).add_done_callback(partial(self._deliver, link, message))
+
+    def _execute(self, runner: Runner, link: Link, step: Step) -> StepResult | NeedSnapshot | None:
+        """In the compute thread. None: another scheduler has taken over meanwhile."""
+        if link is not self._holder:
+            return None
+        if link is not self._served:
+            runner.reset()
+            self._served = link
+        self._computing = _Computing(step.step, time.monotonic())
+        try:
+            return runner.execute(step)
+        except StepGap as gap:
+            return NeedSnapshot(gap.epoch, gap.last_step)
+        finally:
+            self._computing = None
+
+    def _deliver(
+        self, link: Link, step: Step, done: asyncio.Future[StepResult | NeedSnapshot | None]
+    ) -> None:
+        self._queued -= 1
+        self._settled.set()
+        error = done.exception()
+        result = None if error else done.result()
+        if error is not None:
+            # The scheduler loses this engine, and its requests go on elsewhere.
+            log.error("step_lost", step=step.step, exc_info=error)
+            link.abort(f"step {step.step} could not be executed")
+        elif isinstance(result, StepResult):
+            self._snapshot_asked = False
+            self._metrics.count(step, result)
+            _send(link, result)
+        elif isinstance(result, NeedSnapshot) and not self._snapshot_asked:
+            # Steps already on their way do not follow either: ask once.
+            self._snapshot_asked = True
+            self._metrics.count_gap()
+            log.warning("snapshot_needed", step=step.step, base=step.base)
+            _send(link, result)
+
+    # -- state ------------------------------------------------------------------------------------
+
+    @property
+    def _idle(self) -> bool:
+        """The batch may be read when no step is queued: the compute thread then waits."""
+        if self._runner is None or self._holder is None:
+            return True
+        return self._queued == 0 and self._runner.live_rows == 0
+
+    def _report(self, stage: str) -> None:
+        self._stage = stage
+
+    def _stuck_s(self) -> float | None:
+        """How long the current step has been computing, if that is too long."""
+        computing = self._computing
+        if computing is None:
+            return None
+        age_s = time.monotonic() - computing.since_s
+        return age_s if age_s > STUCK_STEP_S else None
+
+    async def _watch(self) -> None:
+        """Until cancelled: report a step that hangs, once, with what it is doing."""
+        reported: _Computing | None = None
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            computing, stuck_s = self._computing, self._stuck_s()
+            if stuck_s is not None and computing is not reported and self._compute is not None:
+                log.error("step_stuck", seconds=round(stuck_s), stack=self._compute.stack())
+                reported = computing
+
+
+def _send(link: Link, message: Message) -> None:
+    """To a link that may be gone: whoever reads it notices."""
+    with suppress(LinkClosed):
+        link.send(message)
