@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from pagemesh.shared.errors import RequestError
 from pagemesh.shared.logs import configure_logging
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.settings import ModelSettings
+from pagemesh.shared.settings import LogSettings, ModelSettings
 from pagemesh.shared.settings_sources import load_settings
 from pagemesh.shared.wire import Delta, Generate, Prompt, pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
@@ -61,8 +62,7 @@ class LLM:
             {"model": model, **settings}, None, os.environ, override_origin="keyword"
         )
         self.settings: Final = loaded.settings
-        if not structlog.is_configured():
-            configure_logging("llm", self.settings.log)
+        _configure_logging_unless_set_up(self.settings.log)
         folder = prepare(self.settings.model)
         text_model = TextModel(folder, load_prepared(folder), self.settings)
         self._pipeline = Pipeline(text_model)
@@ -161,6 +161,12 @@ class LLM:
             finally:
                 for request_id in outputs:
                     self._pipeline.close(request_id)
+
+
+def _configure_logging_unless_set_up(settings: LogSettings) -> None:
+    """A script gets the lines of the server on stderr; an application keeps its own logging."""
+    if not structlog.is_configured() and not logging.getLogger().handlers:
+        configure_logging("llm", settings)
 
 
 def _as_prompt(given: PromptInput) -> Prompt:

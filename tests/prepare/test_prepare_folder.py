@@ -9,7 +9,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from prepare_helpers import TEMPLATE, Options, RunPython
+from prepare_helpers import Options, RunPython
+from tiny_llama import TEMPLATE, TOKENIZER_TOKENS
 from tokenizers import Tokenizer
 
 from pagemesh.prepare import prepare
@@ -163,7 +164,7 @@ def test_tokenizer_of_another_folder(source: Path, tiny_source: Path, options: O
     with pytest.raises(StartupError, match="no tokenizer that can be read"):
         prepare(options(source))
     folder = prepare(options(source, tokenizer=str(tiny_source)))
-    assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == 298
+    assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == TOKENIZER_TOKENS
 
 
 def test_sentencepiece_tokenizer_is_converted(source: Path, options: Options) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from prepare_helpers import TEMPLATE, Options
+from prepare_helpers import Options
+from tiny_llama import TEMPLATE
 from tokenizers import Tokenizer
 
 from pagemesh.prepare import prepare
