@@ -8,7 +8,7 @@ ROOMS := gateway kernels scheduler_svc shared tokenizer_svc worker_svc
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 
-.PHONY: serve test lint format clean
+.PHONY: serve test lint docs format clean
 
 serve: $(VENV)/serve.installed
 	@$(BIN)/pagemesh serve $(MODEL) $(ARGS)
@@ -24,6 +24,9 @@ lint: $(VENV)/dev.installed
 	@ln -s $(CURDIR)/pagemesh/* build/types/pagemesh/
 	@for room in $(ROOMS); do ln -s $(CURDIR)/$$room build/types/pagemesh/$$room; done
 	cd build/types && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p pagemesh
+
+docs: $(VENV)/dev.installed
+	$(BIN)/python -m pagemesh.settings_docs > docs/settings.md
 
 format: $(VENV)/dev.installed
 	$(BIN)/ruff check --fix .

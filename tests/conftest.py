@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from mesh_process import MeshProcess, running_mesh
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
@@ -16,6 +17,8 @@ from pagemesh.embedded_valkey import embedded_valkey
 from pagemesh.prepare import prepare
 from pagemesh.shared.settings import ModelSettings
 from pagemesh.supervisor import guarded
+
+SMALL_MESH = ("--dtype", "float32", "--max-model-len", "2048", "--kv-cache-memory", "256MiB")
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +41,14 @@ def redis_url() -> Iterator[str]:
         yield valkey.url
         server.terminate()
         server.wait()
+
+
+@pytest.fixture(scope="session")
+def mesh(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """The real mesh with the real model in float32. Leave its processes alone."""
+    assert smollm2_folder.is_dir()
+    with running_mesh(tmp_path_factory.mktemp("mesh"), *SMALL_MESH) as running:
+        yield running
 
 
 @pytest.fixture

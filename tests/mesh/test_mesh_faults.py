@@ -1,0 +1,107 @@
+"""Faults in a real mesh: whoever is killed or frozen, it recovers, and nothing outlives it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import psutil
+import pytest
+import requests
+from conftest import SMALL_MESH
+from mesh_process import SERVICES, STOP_TIMEOUT_S, MeshProcess, running_mesh, wait_until
+
+pytestmark = pytest.mark.mesh
+RECOVERY_S: Final = 60.0
+# Heartbeats notice a frozen peer within three seconds; the rest is patience with a busy machine.
+FROZEN_NOTICED_S: Final = 15.0
+STORY: Final[dict[str, Any]] = {
+    "model": "smollm2-135m-instruct",
+    "prompt": "Once upon a time there was a page table",
+    "temperature": 0,
+    "max_tokens": 48,
+}
+
+
+@pytest.fixture(scope="module")
+def victim(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh of this module alone, to be hurt."""
+    with running_mesh(tmp_path_factory.mktemp("victim"), *SMALL_MESH) as mesh:
+        yield mesh
+
+
+def ready_status(mesh: MeshProcess) -> int:
+    try:
+        return requests.get(f"{mesh.base_url}/ready", timeout=5).status_code
+    except requests.ConnectionError:
+        return 0
+
+
+def complete(mesh: MeshProcess, **fields: Any) -> str:
+    answer = requests.post(f"{mesh.base_url}/v1/completions", json={**STORY, **fields}, timeout=100)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+@pytest.mark.parametrize("service", [*SERVICES, "valkey"])
+def test_the_mesh_recovers_from_the_kill_of(service: str, victim: MeshProcess) -> None:
+    wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
+    before = victim.child(service)
+    before.kill()
+    wait_until(lambda: not before.is_running(), RECOVERY_S)
+    wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
+    assert complete(victim, max_tokens=4)
+    assert victim.child(service).pid != before.pid
+
+
+@pytest.mark.parametrize("service", ["worker", "scheduler", "tokenizer"])
+async def test_a_stream_outlives_the_kill_of(service: str, victim: MeshProcess) -> None:
+    wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
+    undisturbed = complete(victim)
+    pieces: list[str] = []
+    async with (
+        aiohttp.ClientSession(victim.base_url) as session,
+        session.post("/v1/completions", json={**STORY, "stream": True}) as answer,
+    ):
+        async for line in answer.content:
+            if not line.startswith(b"data: {"):
+                continue  # a keep-alive comment, or the end
+            chunk = json.loads(line.removeprefix(b"data: "))
+            assert "error" not in chunk
+            pieces.append(chunk["choices"][0]["text"])
+            if len(pieces) == 3:
+                victim.child(service).kill()
+    assert "".join(pieces) == undisturbed
+
+
+def test_a_frozen_worker_makes_the_mesh_unready_until_it_thaws(victim: MeshProcess) -> None:
+    wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
+    worker = victim.child("worker")
+    worker.suspend()
+    try:
+        wait_until(lambda: ready_status(victim) == 503, FROZEN_NOTICED_S)
+        assert requests.get(f"{victim.base_url}/health", timeout=5).status_code == 200
+    finally:
+        worker.resume()
+    wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
+    assert victim.child("worker").pid == worker.pid
+    assert complete(victim, max_tokens=4)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_parent(
+    signum: signal.Signals, smollm2_folder: Path, tmp_path: Path
+) -> None:
+    with running_mesh(tmp_path, *SMALL_MESH) as mesh:
+        children = mesh.children()
+        assert len(children) == len(SERVICES) + 1
+        mesh.process.send_signal(signum)
+        code = mesh.process.wait(STOP_TIMEOUT_S)
+        assert code == (-signal.SIGKILL if signum is signal.SIGKILL else 0)
+        _, alive = psutil.wait_procs(children, timeout=STOP_TIMEOUT_S)
+        assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []

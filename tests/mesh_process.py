@@ -1,0 +1,94 @@
+"""A real mesh as a newcomer starts it: `pagemesh serve` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import psutil
+
+SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
+STOP_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.05
+
+
+class MeshProcess(NamedTuple):
+    """A running `pagemesh serve`. `log` holds what it and its children wrote to stderr."""
+
+    base_url: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def child(self, name: str) -> psutil.Process:
+        """The process of one service, or `valkey`."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            command = child.cmdline()
+            is_service = command[-2:] == ["pagemesh.cli", name]
+            if is_service or (name == "valkey" and "valkey-server" in "".join(command)):
+                return child
+        raise AssertionError(f"no {name} among the children")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def serve_command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "pagemesh.cli", "serve", *flags]
+
+
+def clean_environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PAGEMESH_")}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextmanager
+def running_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
+    """Serve on a free port until the block ends; ready when the block begins."""
+    port = free_port()
+    log = folder / "mesh.log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            serve_command("--port", str(port), *flags),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=clean_environ(),
+        )
+    try:
+        _wait_for_banner(process, log)
+        yield MeshProcess(f"http://127.0.0.1:{port}", process, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(STOP_TIMEOUT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _wait_for_banner(process: subprocess.Popen[str], log: Path) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("pagemesh serves "):
+            return
+    raise AssertionError(f"the mesh did not start:\n{log.read_text()}")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Return as soon as `condition` holds; fail after `timeout_s`."""
+    pause = threading.Event()
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
+        pause.wait(_POLL_S)
