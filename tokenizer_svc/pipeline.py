@@ -44,7 +44,7 @@ class Admitted(NamedTuple):
 
 
 class Fed(NamedTuple):
-    """`end_keys` are choices that a stop string ended while their engine still runs them."""
+    """`end_keys` are choices that ended here, mostly by a stop string, and not yet below."""
 
     deltas: list[Delta]
     end_keys: list[int]
@@ -100,11 +100,9 @@ class Pipeline:
         ended = {end.key: end for end in tokens.ended}
         fed = Fed([], [])
         for key, ids, rows in _rows(tokens):
-            if key in self._choices:
-                self._advance(self._choices[key], ids, rows, ended.get(key), fed)
+            self._advance_safely(key, ids, rows, ended.get(key), fed)
         for end in tokens.ended:
-            if end.key in self._choices:
-                self._advance(self._choices[end.key], [], [], end, fed)
+            self._advance_safely(end.key, [], [], end, fed)
         for key, error in tokens.failed:
             fed.deltas.extend(self.fail([key], error))
         return fed
@@ -165,6 +163,20 @@ class Pipeline:
             if chunk.key in self._choices:
                 entries = prompt_token_logprobs(self.text_model, chunk)
                 self._choices[chunk.key].add_prompt_logprobs(chunk.start, entries)
+
+    def _advance_safely(
+        self, key: int, ids: list[int], rows: list[LogprobRow], end: Ended | None, fed: Fed
+    ) -> None:
+        """Ids that cannot be decoded are the fault of one choice, and end that one."""
+        if key not in self._choices:
+            return
+        try:
+            self._advance(self._choices[key], ids, rows, end, fed)
+        except Exception as error:
+            message = f"the engine's tokens cannot be decoded: {error}"
+            fault = RequestError(message, status=500, code="internal_error")
+            fed.deltas.extend(self.fail([key], fault.to_wire()))
+            fed.end_keys.append(key)
 
     def _advance(
         self, choice: Choice, ids: list[int], rows: list[LogprobRow], end: Ended | None, fed: Fed

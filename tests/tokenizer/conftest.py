@@ -18,9 +18,13 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 
 
 @pytest.fixture(scope="session")
-def byte_level(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    folder = tmp_path_factory.mktemp("byte-level")
-    return text_model(folder, write_folder(folder, byte_level_json()))
+def byte_level_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return write_folder(tmp_path_factory.mktemp("byte-level"), byte_level_json())
+
+
+@pytest.fixture(scope="session")
+def byte_level(byte_level_settings: Settings) -> TextModel:
+    return text_model(Path(byte_level_settings.model.model), byte_level_settings)
 
 
 @pytest.fixture(scope="session")

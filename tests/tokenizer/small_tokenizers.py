@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 
 import msgspec
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from pagemesh.shared.prepared import MANIFEST, PreparedModel
 from pagemesh.shared.settings import ModelSettings, Settings
