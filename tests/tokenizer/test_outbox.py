@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemesh.shared.wire import Delta, TokenLogprob, pack_ids
-from pagemesh.tokenizer_svc.outbox import merge, size_bytes
+from pagemesh.shared.wire import Delta, Deltas, Message, TokenLogprob, WireError, pack_ids
+from pagemesh.tokenizer_svc.outbox import Outbox, merge, size_bytes
 
 ENTRY = TokenLogprob(5, "a", b"a", -1.0, 1, [(5, "a", b"a", -1.0, 1)])
 
@@ -28,7 +32,7 @@ def test_a_merged_delta_holds_all_of_both(first: Delta, second: Delta) -> None:
     assert merged.text == first.text + second.text
     assert merged.token_ids == first.token_ids + second.token_ids
     assert (merged.logprobs or []) == (first.logprobs or []) + (second.logprobs or [])
-    assert merged.prompt_logprobs == first.prompt_logprobs or second.prompt_logprobs
+    assert merged.prompt_logprobs == (first.prompt_logprobs or second.prompt_logprobs)
 
 
 def test_the_end_of_a_choice_survives_merging() -> None:
@@ -42,3 +46,75 @@ def test_size_is_additive(first: Delta, second: Delta) -> None:
     if first.prompt_logprobs is None or second.prompt_logprobs is None:
         merged = merge(first, second)
         assert size_bytes(merged) == size_bytes(first) + size_bytes(second)
+
+
+class BusyLink:
+    """A link whose gateway reads one frame whenever the test lets it."""
+
+    name = "gateway-1"
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[Message] = asyncio.Queue()
+        self.read = asyncio.Semaphore(0)
+
+    def send(self, message: Message) -> None:
+        self.sent.put_nowait(message)
+
+    async def drained(self) -> None:
+        await self.read.acquire()
+
+
+@pytest.fixture
+async def link() -> BusyLink:
+    return BusyLink()
+
+
+@pytest.fixture
+async def box(link: BusyLink) -> AsyncIterator[Outbox]:
+    outbox = Outbox(link)  # type: ignore[arg-type]
+    sender = asyncio.create_task(outbox.run())
+    yield outbox
+    sender.cancel()
+    await asyncio.gather(sender, return_exceptions=True)
+
+
+def delta(text: str, choice: int = 0) -> Delta:
+    return Delta("r", choice, text, b"")
+
+
+async def rows(link: BusyLink) -> list[tuple[int, str]]:
+    frame = await link.sent.get()
+    assert isinstance(frame, Deltas)
+    return [(row.choice, row.text) for row in frame.rows]
+
+
+async def test_a_tick_is_one_frame_and_a_busy_link_gets_bigger_ones(
+    box: Outbox, link: BusyLink
+) -> None:
+    box.add(delta("a"))
+    box.add(delta("x", choice=1))
+    assert await rows(link) == [(0, "a"), (1, "x")]
+    box.add(delta("b"))
+    box.add(delta("c"))
+    box.add(delta("y", choice=1))
+    assert link.sent.empty()
+    link.read.release()
+    assert await rows(link) == [(0, "bc"), (1, "y")]
+
+
+async def test_text_before_an_error_is_sent_before_it(box: Outbox, link: BusyLink) -> None:
+    error = WireError(500, None, None, "broken")
+    link.read.release()
+    box.add(delta("a"))
+    box.add(delta("")._replace(error=error))
+    assert await rows(link) == [(0, "a")]
+    frame = await link.sent.get()
+    assert isinstance(frame, Deltas)
+    assert frame.rows[0].error == error
+
+
+async def test_nothing_is_sent_for_a_forgotten_request(box: Outbox, link: BusyLink) -> None:
+    box.add(delta("a"))
+    box.forget("r")
+    box.add(delta("b")._replace(request_id="other"))
+    assert await rows(link) == [(0, "b")]
