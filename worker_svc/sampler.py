@@ -21,6 +21,7 @@ from pagemesh.worker_svc.sampling_state import (
     MIN_TOKENS,
     PENALISED,
     RANDOM,
+    Needs,
     SamplingState,
 )
 
@@ -69,7 +70,7 @@ class Sampler:
             logprobs = token_logprobs(raw, chosen, int(tops.max()))
         return SampledRows(tokens, finite, logprob_rows, tops, logprobs)
 
-    def _adjust(self, logits: Tensor, slots: Ints, n_output: Ints, row_needs: Ints) -> None:
+    def _adjust(self, logits: Tensor, slots: Ints, n_output: Ints, row_needs: Needs) -> None:
         state = self._state
         biased = np.flatnonzero(row_needs & BIASED)
         if len(biased):
@@ -93,7 +94,7 @@ class Sampler:
             self._state.penalties(slots),
         )
 
-    def _choose(self, logits: Tensor, slots: Ints, positions: Ints, row_needs: Ints) -> Tensor:
+    def _choose(self, logits: Tensor, slots: Ints, positions: Ints, row_needs: Needs) -> Tensor:
         """Greedy, plain and filtered rows apart: each pays for its own work only."""
         random, filtered = row_needs & RANDOM > 0, row_needs & FILTERED > 0
         tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)

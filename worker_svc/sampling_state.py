@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pagemesh.kernels.penalties import Penalties
@@ -23,6 +24,7 @@ MIN_TOKENS: Final = 16
 LOGPROBS: Final = 32
 PROMPT_LOGPROBS: Final = 64
 
+Needs = NDArray[np.uint8]
 _FIRST_COUNT_ROWS: Final = 4
 
 
@@ -98,9 +100,6 @@ class SamplingState:
         self.counts.clear()
 
     # -- gathered for a step's rows ---------------------------------------------------------------
-
-    def any_needs(self, slots: Ints) -> int:
-        return int(np.bitwise_or.reduce(self.needs[slots], initial=0))
 
     def seeds(self, slots: Ints) -> Tensor:
         return self._gather(self._seeds, slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -58,7 +59,7 @@ class WorkerService:
         self._runner: Runner | None = None
         self._compute: ComputeThread | None = None
         self._stage = "starting"
-        self._queued = 0
+        self._queued: Counter[Link] = Counter()
         self._snapshot_asked = False
         self._draining = False
         self._settled = asyncio.Event()
@@ -141,10 +142,10 @@ class WorkerService:
         if not isinstance(message, Step):
             log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
         elif link is self._holder and self._runner is not None and self._compute is not None:
-            if self._queued >= MAX_QUEUED_STEPS:
+            if self._queued[link] >= MAX_QUEUED_STEPS:
                 link.abort(f"more than {MAX_QUEUED_STEPS} steps wait to be computed")
                 return
-            self._queued += 1
+            self._queued[link] += 1
             job = partial(self._execute, self._runner, link, message)
             self._compute.submit(job).add_done_callback(partial(self._deliver, link, message))
 
@@ -166,7 +167,7 @@ class WorkerService:
     def _deliver(
         self, link: Link, step: Step, done: asyncio.Future[StepResult | NeedSnapshot | None]
     ) -> None:
-        self._queued -= 1
+        self._queued -= Counter([link])
         self._settled.set()
         error = done.exception()
         result = None if error else done.result()
@@ -192,7 +193,7 @@ class WorkerService:
         """The batch may be read when no step is queued: the compute thread then waits."""
         if self._runner is None or self._holder is None:
             return True
-        return self._queued == 0 and self._runner.live_rows == 0
+        return not self._queued.total() and self._runner.live_rows == 0
 
     def _report(self, stage: str) -> None:
         self._stage = stage
