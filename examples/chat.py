@@ -1,7 +1,7 @@
 """Chat with a running mesh through the OpenAI client: `make serve` first, then run this file.
 
-    .venv/bin/pip install openai
-    .venv/bin/python examples/chat.py
+.venv/bin/pip install openai
+.venv/bin/python examples/chat.py
 """
 
 import sys

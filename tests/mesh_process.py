@@ -71,8 +71,9 @@ def running_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
         _wait_for_banner(process, log)
         yield MeshProcess(f"http://127.0.0.1:{port}", process, log)
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(STOP_TIMEOUT_S)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_TIMEOUT_S) == 0
         assert process.stdout is not None
         process.stdout.close()
 
