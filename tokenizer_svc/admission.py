@@ -10,7 +10,7 @@ from pagemesh.shared.errors import RequestError
 from pagemesh.shared.hashing import chain_hashes
 from pagemesh.shared.sampling import SamplingParams, child_seed
 from pagemesh.shared.wire import Generate, ModelCard, Prompt, Submit, pack_ids
-from pagemesh.tokenizer_svc.checks import check_params, check_prompt, resolve_max_tokens
+from pagemesh.tokenizer_svc.checks import check_params, check_prompt, check_text, resolve_max_tokens
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 
@@ -29,9 +29,14 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     """Raises RequestError for a request that the model can never serve."""
     check_params(generate.params, text_model)
     _check_prior_ids(generate, text_model)
-    ids = text_model.encode(generate.prompt)
+    text = text_model.text_of(generate.prompt)
+    if text is not None:
+        check_text(generate.prompt, text_model.vocabulary.min_tokens(text), card.max_model_len)
+    ids = text_model.encode_as(generate.prompt, text)
     room = 0 if generate.params.max_tokens == 0 else 1
     check_prompt(generate.prompt, len(ids), card.max_model_len, room=room)
+    if text is None and generate.want_prompt_text:
+        text = text_model.decode(ids, skip_special_tokens=False)
     prompt_ids = pack_ids(ids)
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(
@@ -39,7 +44,7 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
         card=card,
         params=resolve_max_tokens(generate.params, len(ids), card.max_model_len),
         prompt_ids=prompt_ids,
-        prompt_text=text_model.prompt_text(generate.prompt) if generate.want_prompt_text else None,
+        prompt_text=text if generate.want_prompt_text else None,
         hashes=b"".join(hashes),
     )
 

@@ -17,17 +17,31 @@ MAX_STOP_CHARS: Final = 1024
 
 def check_prompt(prompt: Prompt, n_prompt: int, max_model_len: int, *, room: int) -> None:
     """`room` is how many tokens must fit behind the prompt at least."""
-    param = "messages" if prompt.messages is not None else "prompt"
     if n_prompt == 0:
-        raise RequestError("the prompt is empty: it has no tokens", param=param)
+        raise RequestError("the prompt is empty: it has no tokens", param=_param(prompt))
     if n_prompt + room > max_model_len:
-        raise RequestError(
-            f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
-            f"resulted in {n_prompt} tokens, which leaves no room for an answer. Please reduce the "
-            f"length of the {param}.",
-            code="context_length_exceeded",
-            param=param,
-        )
+        raise _too_long(prompt, f"{n_prompt} tokens", max_model_len)
+
+
+def check_text(prompt: Prompt, min_tokens: int, max_model_len: int) -> None:
+    """Spares the encoding of a text that has `min_tokens` at the very least."""
+    if min_tokens > max_model_len:
+        raise _too_long(prompt, f"at least {min_tokens} tokens", max_model_len)
+
+
+def _too_long(prompt: Prompt, length: str, max_model_len: int) -> RequestError:
+    param = _param(prompt)
+    return RequestError(
+        f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
+        f"resulted in {length}, which leaves no room for an answer. Please reduce the length of "
+        f"the {param}.",
+        code="context_length_exceeded",
+        param=param,
+    )
+
+
+def _param(prompt: Prompt) -> str:
+    return "messages" if prompt.messages is not None else "prompt"
 
 
 def resolve_max_tokens(params: SamplingParams, n_prompt: int, max_model_len: int) -> SamplingParams:

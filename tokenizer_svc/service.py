@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from pagemesh.shared.errors import RequestError
+from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
@@ -155,7 +155,7 @@ class TokenizerService:
 
     async def _admit_or_raise(self, request: Request, generate: Generate) -> None:
         if self._draining:
-            raise RequestError("this server is shutting down", status=503, code="shutting_down")
+            raise RequestError("this server is shutting down", status=503, code=SHUTTING_DOWN)
         self._check_model(generate.model)
         card = await self._placement.card()
         started_s = time.perf_counter()

@@ -34,21 +34,40 @@ class TextModel:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The ids of `prompt`, possibly none. Raises RequestError for what cannot be one."""
+        return self.encode_as(prompt, self.text_of(prompt))
+
+    def text_of(self, prompt: Prompt) -> str | None:
+        """The text of `prompt`, rendered if it is a chat; None when it was given as ids."""
         if prompt.token_ids is not None:
-            return self.checked_ids(prompt.token_ids, param="prompt")
-        text = self.prompt_text(prompt)
+            return None
+        return self.render(prompt) if prompt.messages is not None else prompt.text or ""
+
+    def encode_as(self, prompt: Prompt, text: str | None) -> list[int]:
+        """`encode` when `text_of(prompt)` is known already."""
+        if text is None:
+            return self.checked_ids(prompt.token_ids or b"", param="prompt")
         # A template writes the BOS itself; adding one here would double it.
         add_special = prompt.messages is None and prompt.add_special_tokens
         return self._encode_text(text, add_special_tokens=add_special)
 
-    def prompt_text(self, prompt: Prompt) -> str:
-        """The prompt as text: as given, rendered from its messages, or decoded from its ids."""
-        if prompt.text is not None:
-            return prompt.text
-        if prompt.messages is not None:
-            return self._render(prompt, prompt.messages)
-        ids = self.checked_ids(prompt.token_ids or b"", param="prompt")
-        return self.decode(ids, skip_special_tokens=False)
+    def render(self, prompt: Prompt) -> str:
+        """The text of a chat. Raises RequestError (400), with the template's own message."""
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template: use completions, or start the server with "
+                "--chat-template",
+                param="messages",
+            )
+        if not prompt.messages:
+            raise RequestError("messages must not be empty", param="messages")
+        chat = normalise(prompt.messages, self._forms)
+        if prompt.continue_final_message:
+            return _render_continued(self._template, chat, prompt.template_kwargs)
+        return self._template.render(
+            chat,
+            add_generation_prompt=prompt.add_generation_prompt,
+            variables=prompt.template_kwargs,
+        )
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -80,24 +99,6 @@ class TextModel:
         raise RequestError(
             f"{param} holds token id {bad}, which is not in the vocabulary (0 to {size - 1})",
             param=param,
-        )
-
-    def _render(self, prompt: Prompt, messages: list[dict[str, Any]]) -> str:
-        if self._template is None:
-            raise RequestError(
-                "this model has no chat template: use completions, or start the server with "
-                "--chat-template",
-                param="messages",
-            )
-        if not messages:
-            raise RequestError("messages must not be empty", param="messages")
-        chat = normalise(messages, self._forms)
-        if prompt.continue_final_message:
-            return _render_continued(self._template, chat, prompt.template_kwargs)
-        return self._template.render(
-            chat,
-            add_generation_prompt=prompt.add_generation_prompt,
-            variables=prompt.template_kwargs,
         )
 
     def _encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:

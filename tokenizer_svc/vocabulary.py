@@ -26,6 +26,7 @@ _ALPHABET: Final = _byte_level_alphabet()
 
 class _TokenizerFile(msgspec.Struct):
     decoder: dict[str, Any] | None = None
+    normalizer: dict[str, Any] | None = None
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
@@ -41,19 +42,31 @@ class Vocabulary:
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self.tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
-        decoder = msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder
-        types = _decoder_types(decoder)
+        file = msgspec.json.decode(tokenizer_json, type=_TokenizerFile)
+        types = _decoder_types(file.decoder)
         added = self.tokenizer.get_added_tokens_decoder()
         self.is_byte_level: Final = types == ["ByteLevel"]
         self._uses_alphabet = "ByteLevel" in types
         self._uses_byte_tokens = "ByteFallback" in types
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = frozenset(i for i, token in added.items() if token.special)
+        # Only here does every byte of a text that has a token end up in one.
+        keeps_bytes = self.is_byte_level and file.normalizer is None
+        keeps_bytes &= not any(token.lstrip or token.rstrip for token in added.values())
+        self._longest_bytes = self._longest_token_bytes() if keeps_bytes else None
+        self._absent_bytes = self._bytes_without_token() if keeps_bytes else b""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The reference decoding of a whole sequence. Ids without a token decode to nothing."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that `text` has at least; 0 where the vocabulary sets no bound."""
+        if self._longest_bytes is None:
+            return 0
+        kept = text.encode(errors="surrogatepass").translate(None, self._absent_bytes)
+        return len(kept) // self._longest_bytes
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
@@ -79,6 +92,17 @@ class Vocabulary:
     def token_str(self, token_id: int) -> str:
         """`token_bytes` as text; bytes that are no whole character show as U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
+
+    def _longest_token_bytes(self) -> int:
+        """A byte-level entry has one character for each byte; added tokens are plain text."""
+        plain = max(map(len, self.tokenizer.get_vocab(with_added_tokens=False)), default=1)
+        added = (len(content.encode()) for content in self._added.values())
+        return max(plain, *added, 1)
+
+    def _bytes_without_token(self) -> bytes:
+        """Encoding drops them: rare bytes that the training texts did not hold."""
+        token_to_id = self.tokenizer.token_to_id
+        return bytes(byte for char, byte in _ALPHABET.items() if token_to_id(char) is None)
 
     def is_byte_token(self, token_id: int) -> bool:
         """Whether this is a byte-fallback token, one byte of a character outside the vocabulary."""

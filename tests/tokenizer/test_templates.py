@@ -119,7 +119,7 @@ class Pair:
         prompt = Prompt(
             messages=messages, add_generation_prompt=generation, template_kwargs=variables
         )
-        text = self.ours.prompt_text(prompt)
+        text = self.ours.render(prompt)
         assert text == self.theirs.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=generation, **variables
         )
@@ -183,7 +183,7 @@ def test_arguments_sent_as_json_reach_the_template_as_an_object(pair: Pair) -> N
     def rendered(arguments: Any) -> str:
         call = {"function": {"name": "add", "arguments": arguments}}
         turn = {"role": "assistant", "content": None, "tool_calls": [call]}
-        return pair.ours.prompt_text(Prompt(messages=[USER, turn]))
+        return pair.ours.render(Prompt(messages=[USER, turn]))
 
     assert rendered('{"a": 1, "b": "é"}') == rendered(CALL["arguments"])
     assert rendered("") == rendered({})
@@ -207,7 +207,7 @@ def test_variables_parts_and_reasoning_render_as_transformers_does(pair: Pair) -
 @pytest.mark.parametrize("answer", ["So far", "So far "])
 def test_continuing_the_last_message_matches_transformers(pair: Pair, answer: str) -> None:
     messages = [USER, {"role": "assistant", "content": answer}]
-    ours = pair.ours.prompt_text(Prompt(messages=messages, continue_final_message=True))
+    ours = pair.ours.render(Prompt(messages=messages, continue_final_message=True))
     assert ours == pair.theirs.apply_chat_template(
         messages, tokenize=False, continue_final_message=True
     )
@@ -226,7 +226,7 @@ def test_one_bos_from_template_and_tokenizer(pair: Pair) -> None:
 def test_the_templates_own_message_is_the_answer(pair: Pair) -> None:
     turns = [{"role": "assistant", "content": "first"}]
     with pytest.raises(RequestError, match="roles must alternate user/assistant") as caught:
-        pair.ours.prompt_text(Prompt(messages=turns))
+        pair.ours.render(Prompt(messages=turns))
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 

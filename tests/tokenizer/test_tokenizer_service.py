@@ -401,15 +401,19 @@ async def test_a_refusal_by_the_engine_reaches_the_gateway(
 
 
 async def test_a_huge_prompt_does_not_stall_a_running_stream(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler
+    gateway: ScriptedGateway, scheduler: ScriptedScheduler, card: ModelCard
 ) -> None:
+    roomy = Engines([status_of(card._replace(max_model_len=2**20))])
+    scheduler.send(roomy)
+    while (await gateway.engines.get()).engines != roomy.engines:
+        pass
     submit = await placed(gateway, scheduler, generate(max_tokens=4000))
     gateway.ask(generate("hello there, " * 80_000, "huge"))
     n_tokens = 0
     while gateway.is_silent("huge"):
         await say(gateway, scheduler, submit, 5)
         n_tokens += 1
-    assert (await gateway.failed("huge")).error.code == "context_length_exceeded"
+    assert len((await gateway.accepted("huge")).prompt_ids) > 4 * 80_000
     # Encoding a megabyte takes some hundred times as long as a token takes to pass.
     assert n_tokens > 20
 
