@@ -136,9 +136,9 @@ def parse_bytes(text: str) -> int:
         ) from None
 
 
-def available_bytes() -> int:
+def available_bytes(cgroup: Path = _CGROUP) -> int:
     """Memory this process may still take: the machine's, or its control group's if that is less."""
-    return min([psutil.virtual_memory().available, *_cgroup_room(_CGROUP)])
+    return min([psutil.virtual_memory().available, *_cgroup_room(cgroup)])
 
 
 def _cgroup_room(folder: Path) -> list[int]:

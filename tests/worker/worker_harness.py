@@ -88,6 +88,7 @@ class Driver:
     runner: Runner
     epoch: int = 1
     last_step: int = 0
+    block_tokens: int = BLOCK_TOKENS
     slots: dict[int, Booked] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
     _gone: list[int] = field(default_factory=list)
@@ -110,7 +111,7 @@ class Driver:
     ) -> None:
         """`shared` blocks already hold the first `computed` tokens."""
         blocks = [*(shared or [])]
-        while len(blocks) * BLOCK_TOKENS < len(ids):
+        while len(blocks) * self.block_tokens < len(ids):
             blocks.append(self.free.pop())
         self.slots[slot] = Booked(len(ids), computed, blocks)
         n_prompt = len(ids) if n_prompt is None else n_prompt
@@ -147,7 +148,7 @@ class Driver:
     def _grow(self, slot: int, n_tokens: int) -> list[int]:
         booked, grown = self.slots[slot], []
         booked.computed += n_tokens
-        while (len(booked.blocks)) * BLOCK_TOKENS < booked.computed:
+        while len(booked.blocks) * self.block_tokens < booked.computed:
             grown.append(self.free.pop())
             booked.blocks.append(grown[-1])
         booked.known += booked.computed == booked.known
