@@ -9,7 +9,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from typing import Protocol
 
-from pagemesh.tokenizer_svc.vocabulary import Vocabulary, alphabet_bytes
+from pagemesh.tokenizer_svc.vocabulary import Vocabulary
 
 _Utf8 = getincrementaldecoder("utf-8")
 
@@ -41,8 +41,7 @@ class ByteStreamDecoder:
     def push(self, token_id: int) -> str:
         if self._skip_special and self._vocabulary.is_special(token_id):
             return ""
-        token = self._vocabulary.token(token_id)
-        return "" if token is None else self._utf8.decode(alphabet_bytes(token))
+        return self._utf8.decode(self._vocabulary.byte_level_piece(token_id))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-
-class StopMatch(NamedTuple):
-    stop: str
-    start: int
-    end: int
 
 
 class StopFilter:
@@ -30,27 +23,20 @@ class StopFilter:
         if self.matched is not None or not self._stops:
             return "" if self.matched is not None else text
         window = self._held + text
-        match = self._first_match(window)
-        if match is None:
+        starts = ((window.find(stop), stop) for stop in self._stops)
+        found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+        if not found:
             safe = len(window) - self._prefix_chars(window)
             self._held = window[safe:]
             return window[:safe]
-        self.matched = match.stop
+        end, start, self.matched = min(found)
         self._held = ""
-        return window[: match.end if self._include_stop else match.start]
+        return window[: end if self._include_stop else start]
 
     def flush(self) -> str:
         """What was held back, now that the stream has ended without a match."""
         held, self._held = self._held, ""
         return held
-
-    def _first_match(self, window: str) -> StopMatch | None:
-        found = (
-            StopMatch(stop, start, start + len(stop))
-            for stop in self._stops
-            if (start := window.find(stop)) >= 0
-        )
-        return min(found, key=lambda match: (match.end, match.start), default=None)
 
     def _prefix_chars(self, window: str) -> int:
         """Length of the longest tail of `window` that begins some stop string."""

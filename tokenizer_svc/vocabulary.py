@@ -38,7 +38,7 @@ def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
 
 
 class Vocabulary:
-    """Ids of one tokenizer.json. Immutable after construction, so threads may share it."""
+    """Ids of one tokenizer.json. Threads may share it: after construction it only remembers."""
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self.tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
@@ -46,6 +46,7 @@ class Vocabulary:
         types = _decoder_types(file.decoder)
         added = self.tokenizer.get_added_tokens_decoder()
         self.is_byte_level: Final = types == ["ByteLevel"]
+        self._pieces: dict[int, bytes] = {}
         self._uses_alphabet = "ByteLevel" in types
         self._uses_byte_tokens = "ByteFallback" in types
         self._added = {token_id: token.content for token_id, token in added.items()}
@@ -76,6 +77,13 @@ class Vocabulary:
         spelled: str | None = self.tokenizer.id_to_token(token_id)
         return spelled
 
+    def byte_level_piece(self, token_id: int) -> bytes:
+        """What the id adds to the bytes that the byte-level reference decodes."""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = _alphabet_bytes(self.token(token_id) or "")
+        return piece
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes the token adds to a text, its leading space included; b"" without a token."""
         if token_id in self._added:
@@ -84,7 +92,7 @@ class Vocabulary:
         if token is None:
             return b""
         if self._uses_alphabet:
-            return alphabet_bytes(token)
+            return self.byte_level_piece(token_id)
         if self.is_byte_token(token_id):
             return bytes.fromhex(token[3:5])
         return token.replace(_WORD_MARK, " ").encode()
@@ -112,7 +120,7 @@ class Vocabulary:
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
 
-def alphabet_bytes(token: str) -> bytes:
+def _alphabet_bytes(token: str) -> bytes:
     """Bytes of a byte-level token; a token with a foreign character stands for its own UTF-8."""
     try:
         return bytes(map(_ALPHABET.__getitem__, token))
