@@ -159,6 +159,10 @@ class BlockManager:
     def refs(self, block_id: int) -> int:
         return self._blocks[block_id].refs
 
+    def holds(self, block_id: int, content: bytes) -> bool:
+        """Whether the block is published as `content` and was not reused since."""
+        return self._blocks[block_id].hash == content
+
     # -- plan: pure ------------------------------------------------------------------------------
 
     def match(self, hashes: Sequence[bytes], limit_blocks: int) -> list[int]:

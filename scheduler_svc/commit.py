@@ -50,7 +50,7 @@ class StepWriter:
             copies=pack_ids(copies),
             slots=pack_ids([request.slot for request in flight.rows]),
             n_tokens=pack_ids(flight.n_tokens),
-            sealed=sealed,
+            sealed=[pair for pair in sealed if self._residents.blocks.holds(*pair)],
         )
         self._residents.gone = []
         self.snapshot_due = False
@@ -87,7 +87,7 @@ class StepWriter:
         return [_new_row(request) for request in entering]
 
     def _advance(self, schedule: Schedule) -> InFlight:
-        """Decodes first. A row whose computed count catches up gets a token on the worker."""
+        """Rows of one token first. A row that catches up gets a token on the worker."""
         rows = list(schedule.rows.decodes)
         for request in rows:
             request.computed += 1
@@ -95,7 +95,10 @@ class StepWriter:
         n_tokens = [1] * len(rows)
         samples = [True] * len(rows)
         prefills = [*schedule.rows.chunks, *((a.request, a.n_tokens) for a in schedule.admissions)]
+        prefills.sort(key=lambda row: row[1] > 1)
         for request, n in prefills:
+            if request.computed < request.n_prompt <= request.computed + n:
+                request.prompt_step = self.step
             request.computed += n
             caught_up = request.computed == request.length
             request.length += caught_up

@@ -130,7 +130,9 @@ class Engine:
         self.counters.failures += 1
         for client in self._clients.values():
             self.counters.finished["error"] += client.fail_all(error)
+        unheard = [*self._residents.running, *self._residents.gone]
         self._open_books(after_step=self._writer.step)
+        self._residents.gone = unheard
         return self._lifecycle.take_frames(self.engine_id)
 
     # -- steps -------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ class Lifecycle:
         request.status = Status.FINISHED
         request.incarnation += 1
         self.release_followers(request)
-        request.forks = []
         client = request.client
         del client.requests[request.key]
         if client.leaders.get(request.group) is request:
@@ -76,20 +75,20 @@ class Lifecycle:
         self._counters.finished[reason] += 1
 
     def fail(self, request: Request, error: WireError, step: int) -> None:
-        """End `request` in failure: what it computed in `step` is worthless, and what it computed
-        before is suspect, so the cache forgets it. Forks made of a prompt that was not confirmed
-        yet fail with it."""
-        if request.status is Status.FINISHED:
-            return
-        victims = [request]
-        if request.confirmed < request.n_prompt:
-            victims += [fork for fork in request.forks if fork.admitted_step > step]
-        for victim in victims:
-            if victim.status is Status.FINISHED:
-                continue
-            self.residents.blocks.forget(victim.blocks)
-            victim.client.failed.append((victim.key, error))
-            self.finish(victim, "error")
+        """End `request` in failure: what it computed in `step` is worthless. So is what forks took
+        over from a prompt that `step` was to compute, even if the request itself is over."""
+        self._fail(request, error)
+        if step <= request.prompt_step:
+            for fork in request.forks:
+                if fork.admitted_step > step:
+                    self._fail(fork, error)
+
+    def _fail(self, request: Request, error: WireError) -> None:
+        """What it computed before is suspect, so the cache forgets it."""
+        if request.status is not Status.FINISHED:
+            self.residents.blocks.forget(request.blocks)
+            request.client.failed.append((request.key, error))
+            self.finish(request, "error")
 
     def drop(self, owner: str) -> int:
         """Abort all that `owner` had. Returns how many requests that were."""

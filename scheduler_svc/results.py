@@ -9,7 +9,7 @@ from pagemesh.scheduler_svc.inflight import InFlight
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
 from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request, Status
-from pagemesh.scheduler_svc.stops import stop_after
+from pagemesh.scheduler_svc.stops import Stop, stop_after
 from pagemesh.shared.wire import Ended, StepResult, WireError, unpack_ids
 
 BlockContent = tuple[int, bytes]
@@ -55,34 +55,39 @@ class ResultReader:
                 if samples and request.status is Status.PREEMPTED:
                     self._deliver_stale(request, token)
                 continue
-            request.confirmed += n_tokens
-            if request.confirmed >= request.publish_at:
+            request.confirmed = confirmed = request.confirmed + n_tokens
+            if confirmed >= request.publish_at:
                 self._sealed += self._cache.publish(request)
-            if samples:
-                self._deliver(request, token)
-
-    def _deliver(self, request: Request, token: int) -> None:
-        if request.prefill_only:
-            self._end(request, "length", None)
-            return
-        ids = request.ids
-        ids.append(token)
-        client = request.client
-        client.keys.append(request.key)
-        client.ids.append(token)
-        if token in request.stop_ids or len(ids) >= request.max_length:
-            stop = stop_after(request, token, self._eos_ids)
-            if stop is not None:
-                self._end(request, stop.reason, stop.token_id)
+            if not samples:
+                continue
+            if request.prefill_only:
+                self._end(request, Stop("length"))
+                continue
+            ids, client = request.ids, request.client
+            ids.append(token)
+            client.keys.append(request.key)
+            client.ids.append(token)
+            if token in request.stop_ids or len(ids) >= request.max_length:
+                self._stop_if_over(request, token)
 
     def _deliver_stale(self, request: Request, token: int) -> None:
         """The token is good, and the request known one longer; nothing is computed for it."""
-        self._deliver(request, token)
-        request.length = len(request.ids)
+        if request.prefill_only:
+            return
+        request.ids.append(token)
+        request.length += 1
+        request.client.keys.append(request.key)
+        request.client.ids.append(token)
+        self._stop_if_over(request, token)
 
-    def _end(self, request: Request, reason: str, stop_token: int | None) -> None:
-        request.client.ended.append(Ended(request.key, reason, stop_token))
-        self._lifecycle.finish(request, reason)
+    def _stop_if_over(self, request: Request, token: int) -> None:
+        stop = stop_after(request, token, self._eos_ids)
+        if stop is not None:
+            self._end(request, stop)
+
+    def _end(self, request: Request, stop: Stop) -> None:
+        request.client.ended.append(Ended(request.key, stop.reason, stop.token_id))
+        self._lifecycle.finish(request, stop.reason)
 
     # -- rows that are not plain -----------------------------------------------------------------
 
