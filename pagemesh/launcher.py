@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import secrets
@@ -128,10 +127,9 @@ def _free_port(host: str, port: int) -> int:
             # Binding alone succeeds beside a listener that allows reuse.
             probe.listen()
         except OSError as error:
-            reason = os.strerror(error.errno or errno.EADDRNOTAVAIL)
             raise StartupError(
-                f"cannot listen on {host}:{port}: {reason}; choose another port with --port or "
-                "stop what uses it"
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another address with "
+                "--host and --port, or stop what uses it"
             ) from error
         return int(probe.getsockname()[1])
 
@@ -230,7 +228,10 @@ async def _not_ready(session: aiohttp.ClientSession, settings: Settings) -> str 
     try:
         # Our own process, maybe under a self-signed certificate: nothing to verify.
         async with session.get(f"{gateway_url(settings.gateway)}/ready", ssl=False) as answer:
-            return None if answer.status == 200 else (await answer.text())
+            if answer.status == 200:
+                return None
+            reason: str = (await answer.json())["reason"]
+            return reason
     except (OSError, aiohttp.ClientError, TimeoutError) as error:
         return f"the gateway does not answer yet: {error}"
 

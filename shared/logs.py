@@ -22,7 +22,7 @@ _QUIET: Final = ("asyncio", "filelock", "httpx", "urllib3", "huggingface_hub")
 
 def configure_logging(service: str, settings: LogSettings) -> None:
     """Route structlog and logging of this process to stderr. Call once, at the start of main."""
-    shared = _shared_processors(service)
+    shared = _shared_processors(service, human=is_human(settings))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -54,7 +54,7 @@ def is_human(settings: LogSettings) -> bool:
     return settings.log_format == "human"
 
 
-def _shared_processors(service: str) -> list[Processor]:
+def _shared_processors(service: str, *, human: bool) -> list[Processor]:
     def add_service(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         event.setdefault("service", service)
         return event
@@ -64,7 +64,7 @@ def _shared_processors(service: str) -> list[Processor]:
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.PositionalArgumentsFormatter(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="%H:%M:%S" if human else "iso", utc=not human),
         add_service,
     ]
 

@@ -161,9 +161,11 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLConte
     try:
         await site.start()
     except OSError as error:
+        # asyncio words its own sentence around the errno; name resolution has no errno.
+        unknown_host = isinstance(error, socket.gaierror)
+        reason = error.strerror if unknown_host else os.strerror(error.errno or 0)
         raise StartupError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; "
-            "choose another port or stop what uses it"
+            f"cannot listen on {host}:{port}: {reason}; choose another port or stop what uses it"
         ) from error
     bound_host, bound_port = runner.addresses[0][:2]
     shown = f"[{bound_host}]" if ":" in bound_host else bound_host

@@ -1,0 +1,122 @@
+"""What `serve` decides before it starts anything, and what it prints once it is ready."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pagemesh.banner import banner, gateway_url
+from pagemesh.launcher import _complete, _line_writer, _service_spec
+from pagemesh.shared.errors import StartupError
+from pagemesh.shared.settings import GatewaySettings, LogSettings, MeshSettings, Settings
+from pagemesh.shared.settings_sources import load_settings
+
+FREE = Settings(gateway=GatewaySettings(port=0))
+
+
+def pasted(text: str) -> list[str]:
+    """The words a shell makes of the printed curl."""
+    return shlex.split(text[text.index("curl ") :].replace("\\\n", " "))
+
+
+def test_the_printed_curl_is_a_request() -> None:
+    words = pasted(banner(Settings(), "tiny"))
+    assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
+    body = json.loads(words[words.index("-d") + 1])
+    assert (body["model"], body["stream"]) == ("tiny", True)
+    assert "-H" in words
+    assert "Content-Type: application/json" in words
+
+
+def test_the_curl_of_a_guarded_mesh_names_certificate_and_key_but_no_secret() -> None:
+    gateway = GatewaySettings(api_key=["hidden"], ssl_certfile="c.pem", ssl_keyfile="k.pem")
+    text = banner(Settings(gateway=gateway), "tiny")
+    words = pasted(text)
+    assert words[words.index("--cacert") + 1] == "c.pem"
+    assert "Authorization: Bearer $YOUR_API_KEY" in words
+    assert "https://127.0.0.1:8000" in text
+    assert "hidden" not in text
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("localhost", "http://localhost:8000"),
+    ],
+)
+def test_the_address_is_one_that_this_machine_can_open(host: str, url: str) -> None:
+    assert gateway_url(GatewaySettings(host=host)) == url
+
+
+def test_port_zero_becomes_a_free_port_that_stays() -> None:
+    port = _complete(FREE).gateway.port
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port > 0
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"), [("127.0.0.1", "Address already in use"), ("203.0.113.1", "Cannot assign")]
+)
+def test_an_address_that_cannot_be_had_is_one_sentence(host: str, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        gateway = GatewaySettings(host=host, port=taken.getsockname()[1], api_key=["k"])
+        with pytest.raises(StartupError, match=reason):
+            _complete(Settings(gateway=gateway))
+
+
+def test_a_host_name_that_does_not_exist_is_one_sentence() -> None:
+    gateway = GatewaySettings(host="no.such.host.invalid", api_key=["k"])
+    with pytest.raises(StartupError, match=r"no\.such\.host\.invalid:8000: .*not known"):
+        _complete(Settings(gateway=gateway))
+
+
+def test_every_mesh_draws_its_own_secret_unless_one_is_given() -> None:
+    drawn = {_complete(FREE).mesh.mesh_secret for _ in range(3)}
+    assert len(drawn) == 3
+    assert all(len(secret) >= 32 for secret in drawn)
+    given = replace(FREE, mesh=MeshSettings(mesh_secret="given"))
+    assert _complete(given).mesh.mesh_secret == "given"
+
+
+def test_children_get_settings_and_secrets_by_environment_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PAGEMESH_MAX_NUM_SEQS", "3")
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+    settings = _complete(FREE)
+    spec = _service_spec("worker", settings)
+    assert spec.command[-2:] == ("pagemesh.cli", "worker")
+    assert settings.mesh.mesh_secret not in " ".join(spec.command)
+    assert spec.environ["SOMETHING_ELSE"] == "kept"
+    assert load_settings({}, None, spec.environ).settings == settings
+
+
+def test_thread_settings_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert _service_spec("gateway", Settings()).environ["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in _service_spec("worker", Settings()).environ
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert _service_spec("gateway", Settings()).environ["OMP_NUM_THREADS"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("log_format", "line", "written"),
+    [
+        ("human", "hello", "worker    | hello"),
+        ("json", '{"event": "hello"}', '{"event": "hello"}'),
+        ("json", "hello", '{"service": "worker", "level": "error", "event": "hello"}'),
+    ],
+)
+def test_childrens_lines_stay_readable_or_parseable(
+    log_format: Any, line: str, written: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _line_writer(Settings(log=LogSettings(log_format=log_format)))("worker", line)
+    assert capsys.readouterr().err == f"{written}\n"
