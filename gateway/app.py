@@ -96,6 +96,8 @@ async def word_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return await handler(request)
     except RequestError as error:
         return error_response(error)
+    except (ConnectionError, web.RequestPayloadError) as error:
+        return error_response(RequestError(f"The body could not be read: {error}"))
     except web.HTTPException as error:
         return error_response(from_http(error, request.method, request.path))
     except Exception:

@@ -16,14 +16,14 @@ class ApiKeys:
     """The keys clients may send. Only digests are kept, compared in constant time."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.strip()) for key in keys]
 
     def check(self, path: str, authorization: str | None) -> None:
         """Raises RequestError (401). Without keys, and for health checks, everybody passes."""
         if not self._digests or path.rstrip("/") in OPEN_PATHS:
             return
-        scheme, _, key = (authorization or "").partition(" ")
-        if not key or scheme.lower() != "bearer":
+        scheme, _, key = (authorization or "").strip().partition(" ")
+        if not key.strip() or scheme.lower() != "bearer":
             raise _refused("Send an API key: 'Authorization: Bearer KEY'.")
         digest = _digest(key.strip())
         # Every key is compared, whichever matches.

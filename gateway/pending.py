@@ -78,9 +78,10 @@ class PendingGeneration:
         if delta.choice not in self._open:
             return
         if delta.error is not None:
-            self.fail(RequestError.from_wire(delta.error))
+            self._lose(delta.choice, RequestError.from_wire(delta.error))
         elif delta.finish_reason == "abort":
-            self.fail(RequestError("The server stopped this request.", status=503, code="aborted"))
+            error = RequestError("The server stopped this request.", status=503, code="aborted")
+            self._lose(delta.choice, error)
         else:
             self._gain(delta)
 
@@ -98,6 +99,12 @@ class PendingGeneration:
             self._open.discard(delta.choice)
             self._on_finish(self.model, delta.finish_reason, 1)
         self.generation.add(self._prompt_index, delta)
+
+    def _lose(self, choice: int, error: RequestError) -> None:
+        """One choice failed, and with it the answer. The others run until they are abandoned."""
+        self._open.discard(choice)
+        self._on_finish(self.model, "error", 1)
+        self.generation.fail(error)
 
     def _end_all(self, reason: str) -> None:
         if self._open:

@@ -17,7 +17,7 @@ from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.pending import Pending, PendingCall, PendingGeneration
-from pagemesh.shared.errors import LinkClosed, RequestError
+from pagemesh.shared.errors import SHUTTING_DOWN, LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.wire import (
     Accepted,
@@ -32,6 +32,7 @@ from pagemesh.shared.wire import (
     Message,
     Tokenize,
     Tokenized,
+    WireError,
 )
 
 log = structlog.get_logger(__name__)
@@ -131,8 +132,7 @@ class Upstream:
             case Failed(request_id, error):
                 entry = self._entry(link, request_id)
                 if entry is not None:
-                    self._leave(entry)
-                    entry.fail(RequestError.from_wire(error))
+                    self._fail(entry, error)
             case Tokenized() | Detokenized():
                 entry = self._entry(link, message.request_id)
                 if isinstance(entry, PendingCall):
@@ -146,6 +146,15 @@ class Upstream:
         """The entry that waits on this link; None for a late word about a request now gone."""
         entry = self._table.get(request_id)
         return entry if entry is not None and entry.link == link.name else None
+
+    def _fail(self, entry: Pending, error: WireError) -> None:
+        """A service that drains refuses what was sent before its word arrived: ask another."""
+        if error.code == SHUTTING_DOWN and entry.link is not None:
+            self._directory.update(entry.link, [], draining=True)
+            self._move(entry)
+        else:
+            self._leave(entry)
+            entry.fail(RequestError.from_wire(error))
 
     # -- the table --------------------------------------------------------------------------------
 
@@ -194,14 +203,20 @@ class Upstream:
 
     def _replace_lost(self, name: str) -> None:
         lost = [entry for entry in self._table.values() if entry.link == name]
-        self._in_flight.pop(name, None)
         if lost:
             log.warning("tokenizer_lost", peer=name, requests=len(lost), effect="resubmitted")
-            self._metrics.resubmitted.inc(len(lost))
         for entry in lost:
-            entry.link = None
-            entry.link_lost()
-            self._place(entry)
+            self._move(entry)
+        del self._in_flight[name]
+
+    def _move(self, entry: Pending) -> None:
+        """Place `entry` again, away from the link that will not finish it."""
+        assert entry.link is not None  # only what was sent can be lost
+        self._in_flight[entry.link] -= 1
+        self._metrics.resubmitted.inc()
+        entry.link = None
+        entry.link_lost()
+        self._place(entry)
 
     # -- waiting for a link -----------------------------------------------------------------------
 

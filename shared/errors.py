@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pagemesh.shared.wire import WireError
+
+# Code of a refusal by a service that drains: the request may go to another one at once.
+SHUTTING_DOWN: Final = "shutting_down"
 
 
 class PagemeshError(Exception):

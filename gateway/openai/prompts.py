@@ -38,7 +38,7 @@ def _prompt(prompt: str | list[int], card: ModelCard, add_special_tokens: bool) 
         return Prompt(text=prompt, add_special_tokens=add_special_tokens)
     if not prompt:
         raise _bad("must not be empty")
-    if len(prompt) >= card.max_model_len:
+    if len(prompt) > card.max_model_len:
         raise RequestError(
             f"This model's maximum context length is {card.max_model_len} tokens, "
             f"but the prompt alone has {len(prompt)} tokens.",

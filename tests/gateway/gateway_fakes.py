@@ -138,6 +138,8 @@ class FakeTokenizer:
         self.asked: asyncio.Queue[Conversation] = asyncio.Queue()
         self.links: list[Link] = []
         self.talks: dict[str, Conversation] = {}
+        self.mute_questions = False
+        self.muted = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve_link(self, request: web.Request) -> web.WebSocketResponse:
@@ -168,6 +170,8 @@ class FakeTokenizer:
                 self._generate(Conversation(link, message))
             case Cancel(request_id):
                 self.talks[request_id].cancelled.set()
+            case Tokenize() if self.mute_questions:
+                self.muted.set()
             case Tokenize(request_id, _, prompt, want_strs):
                 ids = prompt_ids(prompt)
                 strs = [token_text(i) for i in ids] if want_strs else None
@@ -242,11 +246,12 @@ class Gateway:
 @asynccontextmanager
 async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     """The real shell on a free port, until the block ends."""
-    cores: list[GatewayService] = []
+    built: asyncio.Future[tuple[str, GatewayService]] = asyncio.Future()
 
     def build(runtime: Runtime) -> GatewayService:
-        cores.append(GatewayService(runtime))
-        return cores[0]
+        core = GatewayService(runtime)
+        built.set_result((runtime.instance_id, core))
+        return core
 
     running = asyncio.create_task(
         serve(
@@ -260,20 +265,22 @@ async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     )
     registry = Registry(settings.mesh.redis_url or "", settings.mesh.mesh_name)
     try:
-        address = await _address_of_gateway(registry)
+        instance_id, core = await built
+        address = await _address_of(instance_id, registry)
         async with aiohttp.ClientSession() as session:
-            yield Gateway(f"http://{address}", cores[0], session)
+            yield Gateway(f"http://{address}", core, session)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await registry.close()
 
 
-async def _address_of_gateway(registry: Registry) -> str:
+async def _address_of(instance_id: str, registry: Registry) -> str:
     async with aclosing(registry.watch("gateway")) as watch:
         async for instances in watch:
-            if instances:
-                return instances[0].address
+            for instance in instances:
+                if instance.instance_id == instance_id:
+                    return instance.address
     raise AssertionError("the watch ended")
 
 

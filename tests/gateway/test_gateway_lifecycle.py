@@ -1,0 +1,288 @@
+"""Hang-ups, lost tokenizer services, failures in mid-stream, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from gateway_fakes import (
+    CARD,
+    Conversation,
+    FakeTokenizer,
+    Gateway,
+    engine,
+    fake_tokenizer,
+    read_events,
+    running_gateway,
+    settings_for,
+)
+
+from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
+from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import WireError, unpack_ids
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+CHAT_BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+# What "within a second" leaves for a busy machine.
+CANCEL_TIMEOUT_S = 1.0
+
+
+@pytest.fixture
+async def tokenizer(settings: Settings) -> AsyncIterator[FakeTokenizer]:
+    """Says nothing by itself."""
+    async with fake_tokenizer(settings) as fake:
+        yield fake
+
+
+async def until(gateway: Gateway, line: str) -> None:
+    """Until the metrics hold `line`."""
+    async with asyncio.timeout(5):
+        while line not in await gateway.metrics():
+            pass
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("running", [False, True])
+async def test_a_hang_up_cancels_within_a_second(
+    gateway: Gateway, tokenizer: FakeTokenizer, stream: bool, running: bool
+) -> None:
+    body = {"model": "tiny", "prompt": ["a", "b"], "n": 2, "stream": stream}
+    async with aiohttp.ClientSession() as leaver:
+        asking = asyncio.create_task(leaver.post(gateway.url + COMPLETIONS, json=body))
+        talks = [await tokenizer.asked.get() for _ in range(2)]
+        if running:
+            for talk in talks:
+                talk.accept()
+                talk.delta("text", [1])
+            if stream:
+                response = await asking
+                await response.content.readuntil(b"\n\n")
+                response.close()
+        asking.cancel()
+    async with asyncio.timeout(CANCEL_TIMEOUT_S):
+        for talk in talks:
+            await talk.cancelled.wait()
+    await until(gateway, '{finished_reason="abort",model_name="tiny"} 4.0')
+    await until(gateway, f'{{handler="{COMPLETIONS}",method="POST",status="499"}} 1.0')
+
+
+async def test_a_finished_choice_is_not_cancelled_again(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a"}))
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("done", [1], finish_reason="stop")
+    assert (await asking)[0] == 200
+    assert (await gateway.post("/tokenize", {"prompt": "a"}))[0] == 200
+    assert not talk.cancelled.is_set()
+
+
+async def test_an_error_of_one_prompt_ends_the_request_and_cancels_the_others(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": ["a", "b"]}))
+    first, second = [await tokenizer.asked.get() for _ in range(2)]
+    second.fail(RequestError("no", status=400, param="prompt"))
+    status, answer = await asking
+    assert (status, answer["error"]["message"]) == (400, "no")
+    await asyncio.wait_for(first.cancelled.wait(), CANCEL_TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        {"error": WireError(500, "nonfinite", None, "the logits were not finite")},
+        {"finish_reason": "abort"},
+    ],
+)
+async def test_a_failure_in_mid_stream_is_an_error_event_then_done(
+    gateway: Gateway, tokenizer: FakeTokenizer, ending: dict[str, Any]
+) -> None:
+    body = CHAT_BODY | {"stream": True, "n": 2}
+    asking = asyncio.create_task(gateway.session.post(gateway.url + CHAT, json=body))
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("text", [1])
+    response = await asking
+    talk.delta("", [], choice=1, **ending)
+    *_, error, done = await read_events(response)
+    assert done == "[DONE]"
+    shown = msgspec.json.decode(error)["error"]
+    assert shown["type"] == "server_error"
+    assert isinstance(shown["code"], str)
+    await asyncio.wait_for(talk.cancelled.wait(), CANCEL_TIMEOUT_S)
+
+
+async def test_an_aborted_whole_answer_is_an_error_and_no_new_finish_reason(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    asking = asyncio.create_task(gateway.post(CHAT, CHAT_BODY))
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("text", [1], finish_reason="abort")
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (503, "aborted")
+
+
+async def resumed_by(fake: FakeTokenizer) -> Conversation:
+    async with asyncio.timeout(10):
+        return await fake.asked.get()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_lost_tokenizer_service_costs_only_a_pause(
+    gateway: Gateway, tokenizer: FakeTokenizer, settings: Settings, stream: bool
+) -> None:
+    """The second attempt carries what each choice had; a finished choice runs again in vain."""
+    body = {"prompt": "ab", "n": 2, "stream": stream, "seed": 7, "logprobs": None}
+    asking = asyncio.create_task(gateway.session.post(gateway.url + COMPLETIONS, json=body))
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("one ", [1], choice=0, cached_tokens=1)
+    talk.delta("uno", [4, 5], choice=1, finish_reason="stop", stop_reason="x")
+    if stream:
+        await asking
+    async with fake_tokenizer(settings, "tokenizer-2") as other:
+        async with asyncio.timeout(5):
+            while len(gateway.core.backend.directory.links_serving("tiny")) < 2:
+                await gateway.get("/ready")
+        await tokenizer.hang_up()
+        again = await resumed_by(other)
+        assert again.generate == talk.generate._replace(
+            attempt=1, prior_ids=again.generate.prior_ids
+        )
+        assert list(map(unpack_ids, again.generate.prior_ids)) == [[1], [4, 5]]
+        again.accept()
+        again.delta("", [], choice=1, finish_reason="stop", stop_reason="x")
+        again.delta("two", [2], choice=0, finish_reason="length", cached_tokens=2)
+        texts, usage = await _texts(await asking, stream)
+    assert texts == {0: "one two", 1: "uno"}
+    if usage is not None:
+        assert usage["completion_tokens"] == 4
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 1
+    await until(gateway, "pagemesh:requests_resubmitted_total 1.0")
+
+
+async def _texts(
+    response: aiohttp.ClientResponse, stream: bool
+) -> tuple[dict[int, str], dict[str, Any] | None]:
+    if not stream:
+        answer = await response.json()
+        return {c["index"]: c["text"] for c in answer["choices"]}, answer["usage"]
+    texts: dict[int, str] = {}
+    for event in (await read_events(response))[:-1]:
+        choice = msgspec.json.decode(event)["choices"][0]
+        texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return texts, None
+
+
+async def test_a_request_waits_for_the_service_to_come_back(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a"}))
+    await tokenizer.asked.get()
+    await tokenizer.hang_up()
+    again = await resumed_by(tokenizer)
+    assert (again.generate.attempt, again.generate.prior_ids) == (1, [])
+    again.accept()
+    again.delta("late", [1], finish_reason="stop")
+    status, answer = await asking
+    assert (status, answer["choices"][0]["text"]) == (200, "late")
+
+
+async def test_a_question_survives_a_lost_service(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    """/tokenize is asked again of whoever comes back."""
+    tokenizer.mute_questions = True
+    asking = asyncio.create_task(gateway.post("/tokenize", {"prompt": "ab"}))
+    async with asyncio.timeout(5):
+        await tokenizer.muted.wait()
+    tokenizer.mute_questions = False
+    await tokenizer.hang_up()
+    assert (await asking)[1]["tokens"] == [97, 98]
+
+
+async def test_a_service_that_stays_away_ends_the_request(redis_url: str, mesh_name: str) -> None:
+    settings = settings_for(redis_url, mesh_name, request_timeout_s=0.2)
+    async with running_gateway(settings) as gateway:
+        async with fake_tokenizer(settings) as fake:
+            await gateway.until_ready()
+            whole = asyncio.create_task(gateway.post(CHAT, CHAT_BODY))
+            await fake.asked.get()
+            body = CHAT_BODY | {"stream": True}
+            streamed = asyncio.create_task(gateway.session.post(gateway.url + CHAT, json=body))
+            talk = await fake.asked.get()
+            talk.accept()
+            talk.delta("text", [1])
+            response = await streamed
+        status, answer = await whole
+        assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+        *_, error, done = await read_events(response)
+        assert done == "[DONE]"
+        assert msgspec.json.decode(error)["error"]["code"] == "service_unavailable"
+
+
+async def test_a_draining_service_gets_nothing_new(
+    gateway: Gateway, tokenizer: FakeTokenizer, settings: Settings
+) -> None:
+    """What crossed its last word on the way is refused by it, and asked of another."""
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a"}))
+    talk = await tokenizer.asked.get()
+    async with fake_tokenizer(settings, "tokenizer-2") as other:
+        async with asyncio.timeout(5):
+            while len(gateway.core.backend.directory.links_serving("tiny")) < 2:
+                await gateway.get("/ready")
+        talk.fail(RequestError("going", status=503, code=SHUTTING_DOWN))
+        for fresh in (False, True):
+            if fresh:
+                asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a"}))
+            again = await resumed_by(other)
+            again.accept()
+            again.delta("x", [1], finish_reason="stop")
+            assert (await asking)[0] == 200
+
+
+async def test_two_models_are_kept_apart(
+    gateway: Gateway, tokenizer: FakeTokenizer, settings: Settings
+) -> None:
+    card = CARD._replace(names=["other"])
+    async with fake_tokenizer(settings, "tokenizer-2") as fake:
+        fake.engines = [engine("engine-2", card)]
+        async with asyncio.timeout(5):
+            while not gateway.core.backend.directory.links_serving("other"):
+                await gateway.get("/ready")
+        status, answer = await gateway.post(COMPLETIONS, {"prompt": "a"})
+        assert (status, answer["error"]["param"]) == (400, "model")
+        asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a", "model": "other"}))
+        talk = await resumed_by(fake)
+        talk.accept()
+        talk.delta("x", [1], finish_reason="stop")
+        assert (await asking)[1]["model"] == "other"
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_new(
+    settings: Settings, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(settings) as gateway:
+        await gateway.until_ready()
+        body = {"prompt": "a", "stream": True}
+        asking = asyncio.create_task(gateway.session.post(gateway.url + COMPLETIONS, json=body))
+        talk = await tokenizer.asked.get()
+        talk.accept()
+        talk.delta("one ", [1])
+        response = await asking
+        os.kill(os.getpid(), signal.SIGTERM)
+        await gateway.until_ready(ready=False)
+        status, answer = await gateway.post(COMPLETIONS, {"prompt": "b"})
+        assert (status, answer["error"]["type"]) == (503, "server_error")
+        talk.delta("two", [2], finish_reason="stop")
+        assert (await read_events(response))[-1] == "[DONE]"
