@@ -10,7 +10,13 @@ from pagemesh.shared.errors import RequestError
 from pagemesh.shared.hashing import chain_hashes
 from pagemesh.shared.sampling import SamplingParams, child_seed
 from pagemesh.shared.wire import Generate, ModelCard, Prompt, Submit, pack_ids
-from pagemesh.tokenizer_svc.checks import check_params, check_prompt, check_text, resolve_max_tokens
+from pagemesh.tokenizer_svc.checks import (
+    check_params,
+    check_prompt,
+    check_prompt_logprobs,
+    check_text,
+    resolve_max_tokens,
+)
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 
@@ -37,6 +43,7 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     check_prompt(generate.prompt, len(ids), card.max_model_len, room=room)
     if text is None and generate.want_prompt_text:
         text = text_model.decode(ids, skip_special_tokens=False)
+    check_prompt_logprobs(generate.params, len(ids))
     prompt_ids = pack_ids(ids)
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(

@@ -13,6 +13,8 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 
 MAX_STOPS: Final = 128
 MAX_STOP_CHARS: Final = 1024
+# They all travel in one delta, and a frame has its limit.
+MAX_PROMPT_LOGPROBS: Final = 1_000_000
 
 
 def check_prompt(prompt: Prompt, n_prompt: int, max_model_len: int, *, room: int) -> None:
@@ -42,6 +44,16 @@ def _too_long(prompt: Prompt, length: str, max_model_len: int) -> RequestError:
 
 def _param(prompt: Prompt) -> str:
     return "messages" if prompt.messages is not None else "prompt"
+
+
+def check_prompt_logprobs(params: SamplingParams, n_prompt: int) -> None:
+    n_entries = n_prompt * (1 + (params.prompt_logprobs or 0))
+    if params.prompt_logprobs is not None and n_entries > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs={params.prompt_logprobs} over a prompt of {n_prompt} tokens makes "
+            f"{n_entries} entries; at most {MAX_PROMPT_LOGPROBS} can be returned",
+            param="prompt_logprobs",
+        )
 
 
 def resolve_max_tokens(params: SamplingParams, n_prompt: int, max_model_len: int) -> SamplingParams:

@@ -10,7 +10,7 @@ import structlog
 
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import Link
-from pagemesh.shared.wire import Delta, Deltas, Message, TokenLogprob
+from pagemesh.shared.wire import BadFrame, Delta, Deltas, Message, TokenLogprob, WireError
 
 MAX_PENDING_BYTES: Final = 64 * 2**20
 _LOGPROB_BYTES: Final = 64
@@ -50,7 +50,7 @@ class Outbox:
         place = (delta.request_id, delta.choice)
         before = self._pending.get(place)
         if before is not None and delta.error is not None:
-            self._flush_quietly()
+            self.flush()
             before = None
         self._pending[place] = delta if before is None else merge(before, delta)
         self._pending_bytes += size_bytes(delta)
@@ -63,16 +63,31 @@ class Outbox:
         for place in [place for place in self._pending if place[0] == request_id]:
             self._pending_bytes -= size_bytes(self._pending.pop(place))
 
+    def flush(self) -> None:
+        """Hand all that is pending to the link, now. Silent on a closed link."""
+        with suppress(LinkClosed):
+            self._flush()
+
     def _flush(self) -> None:
         rows = list(self._pending.values())
         self._pending.clear()
         self._pending_bytes = 0
-        if rows:
+        if not rows:
+            return
+        try:
             self.link.send(Deltas(rows))
+        except BadFrame:
+            self._send_apart(rows)
 
-    def _flush_quietly(self) -> None:
-        with suppress(LinkClosed):
-            self._flush()
+    def _send_apart(self, rows: list[Delta]) -> None:
+        """Too much for one frame together. A row that is so alone ends its choice."""
+        for row in rows:
+            try:
+                self.link.send(Deltas([row]))
+            except BadFrame as error:
+                log.error("delta_too_large", request_id=row.request_id, reason=str(error))
+                fault = WireError(500, "answer_too_large", None, str(error))
+                self.link.send(Deltas([Delta(row.request_id, row.choice, "", b"", error=fault)]))
 
     def _give_up(self) -> None:
         log.error("gateway_too_slow", gateway=self.link.name, pending_bytes=self._pending_bytes)

@@ -113,6 +113,7 @@ class TokenizerService:
             for request_id in self._requests.of(outbox):
                 self._abort(request_id)
             sender.cancel()
+            outbox.flush()
             await asyncio.gather(sender, link.close(), return_exceptions=True)
         return socket
 
@@ -129,7 +130,9 @@ class TokenizerService:
             case Detokenize():
                 self._spawn(outbox, message.request_id, self._detokenize(outbox, message))
             case _:
-                log.warning("unexpected_message", peer=outbox.link.name, kind=type(message))
+                log.warning(
+                    "unexpected_message", peer=outbox.link.name, kind=type(message).__name__
+                )
 
     def _on_generate(self, outbox: Outbox, generate: Generate) -> None:
         """A newer attempt replaces the older one, whose gateway link may not have ended yet."""
@@ -166,6 +169,9 @@ class TokenizerService:
         self._metrics.prompt_tokens.inc(len(admitted.prompt_ids) // 4)
         accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
         request.outbox.send(accepted)
+        log.debug(
+            "admitted", prompt_tokens=len(accepted.prompt_ids) // 4, choices=prepared.params.n
+        )
         self._deliver(admitted.deltas)
         if admitted.submits:
             await self._placement.place(admitted.submits, card)
@@ -255,7 +261,7 @@ class TokenizerService:
             case Lost():
                 self._resume(self._placement.lost(link, message), cause="engine_lost")
             case _:
-                log.warning("unexpected_message", peer=link.name, kind=type(message))
+                log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
 
     def _on_tokens(self, tokens: Tokens) -> None:
         fed = self._pipeline.feed(tokens)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagemesh.shared.wire import Delta, Deltas, Message, TokenLogprob, WireError, pack_ids
+from pagemesh.shared.wire import BadFrame, Delta, Deltas, Message, TokenLogprob, WireError, pack_ids
 from pagemesh.tokenizer_svc.outbox import Outbox, merge, size_bytes
 
 ENTRY = TokenLogprob(5, "a", b"a", -1.0, 1, [(5, "a", b"a", -1.0, 1)])
@@ -48,6 +48,9 @@ def test_size_is_additive(first: Delta, second: Delta) -> None:
         assert size_bytes(merged) == size_bytes(first) + size_bytes(second)
 
 
+FRAME_CHARS = 100
+
+
 class BusyLink:
     """A link whose gateway reads one frame whenever the test lets it."""
 
@@ -58,6 +61,9 @@ class BusyLink:
         self.read = asyncio.Semaphore(0)
 
     def send(self, message: Message) -> None:
+        assert isinstance(message, Deltas)
+        if sum(len(row.text) for row in message.rows) > FRAME_CHARS:
+            raise BadFrame("over the frame limit")
         self.sent.put_nowait(message)
 
     async def drained(self) -> None:
@@ -111,6 +117,18 @@ async def test_text_before_an_error_is_sent_before_it(box: Outbox, link: BusyLin
     frame = await link.sent.get()
     assert isinstance(frame, Deltas)
     assert frame.rows[0].error == error
+
+
+async def test_what_is_too_much_for_one_frame_goes_in_several(box: Outbox, link: BusyLink) -> None:
+    box.add(delta("a" * 80, choice=0))
+    box.add(delta("b" * 200, choice=1))
+    box.add(delta("c" * 80, choice=2))
+    assert await rows(link) == [(0, "a" * 80)]
+    frame = await link.sent.get()
+    assert isinstance(frame, Deltas)
+    assert frame.rows[0].choice == 1
+    assert frame.rows[0].error is not None
+    assert await rows(link) == [(2, "c" * 80)]
 
 
 async def test_nothing_is_sent_for_a_forgotten_request(box: Outbox, link: BusyLink) -> None:

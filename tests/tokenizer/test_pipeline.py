@@ -150,6 +150,14 @@ def test_too_many_tokens_asked_for_are_refused_with_both_numbers(pipeline: Pipel
     assert "29 > 128 - 100" in error.message
 
 
+def test_more_prompt_logprobs_than_a_frame_holds_are_refused(byte_level: TextModel) -> None:
+    request = generate([5] * 20_000, prompt_logprobs=64)
+    card = card_of(byte_level, max_model_len=100_000)
+    with pytest.raises(RequestError, match="1300000 entries") as caught:
+        Pipeline(byte_level).prepare(request, card)
+    assert caught.value.param == "prompt_logprobs"
+
+
 def test_a_prompt_that_fills_the_context_may_be_scored(pipeline: Pipeline) -> None:
     [submit] = admit(pipeline, prompt=[5] * 128, max_tokens=0)
     [delta] = pipeline.feed(tokens(ended=[Ended(submit.key, "length")])).deltas
