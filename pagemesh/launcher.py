@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import secrets
 import signal
 import socket
@@ -20,14 +18,14 @@ from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from pagemesh.banner import banner, gateway_url
+from pagemesh.children import line_writer, service_spec
 from pagemesh.embedded_valkey import embedded_valkey
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.logs import is_human
 from pagemesh.shared.prepared import load_prepared, prepared_folder
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.settings_sources import environ_of, is_ours
-from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, WriteLine, guarded
+from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, guarded
 
 # In the order they start; they stop the other way round.
 SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
@@ -58,7 +56,7 @@ async def _serve(settings: Settings) -> int:
         if exit_code != 0:
             return exit_code or 0
         with _registry(settings) as (settings, valkey):
-            supervisor = Supervisor(_line_writer(settings))
+            supervisor = Supervisor(line_writer(settings))
             try:
                 await _until_stop(_run_mesh(supervisor, settings, valkey), stops.first)
             finally:
@@ -139,7 +137,7 @@ async def _prepare(settings: Settings) -> int:
 
     It shares our terminal, for its progress bar, and says itself what went wrong.
     """
-    spec = _service_spec("prepare", settings)
+    spec = service_spec("prepare", settings)
     process = await asyncio.create_subprocess_exec(
         *guarded(spec.command), env=dict(spec.environ), stdout=asyncio.subprocess.DEVNULL
     )
@@ -169,7 +167,7 @@ async def _run_mesh(supervisor: Supervisor, settings: Settings, valkey: ChildSpe
         supervisor.start(valkey)
         await _first(supervisor.watch(), _wait_for_registry(settings))
     for service in SERVICES:
-        supervisor.start(_service_spec(service, settings))
+        supervisor.start(service_spec(service, settings))
     await _first(supervisor.watch(), _wait_until_ready(settings))
     supervisor.mark_ready()
     print(banner(settings, _model_name(settings)), flush=True)
@@ -248,50 +246,7 @@ async def _stop(supervisor: Supervisor, settings: Settings, stops: _Stops) -> No
     await stopping
 
 
-def _service_spec(service: str, settings: Settings) -> ChildSpec:
-    command = (sys.executable, "-m", "pagemesh.cli", service)
-    inherited = {name: value for name, value in os.environ.items() if not is_ours(name)}
-    return ChildSpec(
-        service,
-        command,
-        {**_thread_defaults(service), **_color(), **inherited, **environ_of(settings)},
-    )
-
-
-def _thread_defaults(service: str) -> dict[str, str]:
-    """What the user has not set himself.
-
-    The worker's threads wait busily for each other; a short spin gives the cores back to the
-    services beside it. The others compute nothing in parallel.
-    """
-    if service in ("worker", "prepare"):
-        return {"GOMP_SPINCOUNT": "3000"}
-    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def _color() -> dict[str, str]:
-    """Children write to a pipe; what they write ends in our terminal."""
-    return {"FORCE_COLOR": "1"} if sys.stderr.isatty() and "NO_COLOR" not in os.environ else {}
-
-
 def _model_name(settings: Settings) -> str:
     if settings.model.served_model_name:
         return settings.model.served_model_name[0]
     return load_prepared(prepared_folder(settings.model)).name
-
-
-def _line_writer(settings: Settings) -> WriteLine:
-    """How a child's line is shown: behind its name for people, one JSON object for machines."""
-    human = settings.log.log_format == "human"
-
-    def write(service: str, line: str) -> None:
-        if human:
-            shown = f"{service:<9} | {line}"
-        elif line.startswith("{"):
-            shown = line
-        else:
-            shown = json.dumps({"service": service, "level": "error", "event": line})
-        with suppress(BrokenPipeError):
-            print(shown, file=sys.stderr, flush=True)
-
-    return write

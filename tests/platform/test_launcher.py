@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from pagemesh.banner import banner, gateway_url
-from pagemesh.launcher import _complete, _line_writer, _service_spec
+from pagemesh.children import line_writer, service_spec
+from pagemesh.launcher import _complete
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.settings import GatewaySettings, LogSettings, MeshSettings, Settings
 from pagemesh.shared.settings_sources import load_settings
@@ -92,7 +93,7 @@ def test_children_get_settings_and_secrets_by_environment_alone(
     monkeypatch.setenv("PAGEMESH_MAX_NUM_SEQS", "3")
     monkeypatch.setenv("SOMETHING_ELSE", "kept")
     settings = _complete(FREE)
-    spec = _service_spec("worker", settings)
+    spec = service_spec("worker", settings)
     assert spec.command[-2:] == ("pagemesh.cli", "worker")
     assert settings.mesh.mesh_secret not in " ".join(spec.command)
     assert spec.environ["SOMETHING_ELSE"] == "kept"
@@ -101,10 +102,10 @@ def test_children_get_settings_and_secrets_by_environment_alone(
 
 def test_thread_settings_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert _service_spec("gateway", Settings()).environ["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in _service_spec("worker", Settings()).environ
+    assert service_spec("gateway", Settings()).environ["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in service_spec("worker", Settings()).environ
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert _service_spec("gateway", Settings()).environ["OMP_NUM_THREADS"] == "7"
+    assert service_spec("gateway", Settings()).environ["OMP_NUM_THREADS"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -118,5 +119,5 @@ def test_thread_settings_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_childrens_lines_stay_readable_or_parseable(
     log_format: Any, line: str, written: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _line_writer(Settings(log=LogSettings(log_format=log_format)))("worker", line)
+    line_writer(Settings(log=LogSettings(log_format=log_format)))("worker", line)
     assert capsys.readouterr().err == f"{written}\n"
