@@ -105,7 +105,7 @@ class Registry:
         expired = [name for name, value in zip(names, values, strict=True) if value is None]
         if expired:
             await self._redis.srem(self._ids_key(service), *expired)  # type: ignore[misc, unused-ignore]
-        return [value for value in values if value]
+        return [str(value) for value in values if value]
 
     async def watch(self, service: str) -> AsyncIterator[list[Instance]]:
         """The live instances of `service`, again whenever they changed. Never raises for Redis."""

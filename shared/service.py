@@ -129,7 +129,8 @@ async def _open_registry(settings: Settings, stack: AsyncExitStack) -> Registry:
     try:
         await registry.ping()
     except Exception as error:
-        raise StartupError(f"cannot reach Redis at {masked_url(url)}: {error}") from error
+        reason = str(error) or "no answer in time"
+        raise StartupError(f"cannot reach Redis at {masked_url(url)}: {reason}") from error
     return registry
 
 
