@@ -130,9 +130,7 @@ class TokenizerService:
             case Detokenize():
                 self._spawn(outbox, message.request_id, self._detokenize(outbox, message))
             case _:
-                log.warning(
-                    "unexpected_message", peer=outbox.link.name, kind=type(message).__name__
-                )
+                _warn_unexpected(outbox.link, message)
 
     def _on_generate(self, outbox: Outbox, generate: Generate) -> None:
         """A newer attempt replaces the older one, whose gateway link may not have ended yet."""
@@ -166,29 +164,35 @@ class TokenizerService:
         self._metrics.encode_s.observe(time.perf_counter() - started_s)
         request.card = card
         admitted = self._pipeline.open(prepared)
-        self._metrics.prompt_tokens.inc(len(admitted.prompt_ids) // 4)
+        n_prompt = len(admitted.prompt_ids) // 4
+        self._metrics.prompt_tokens.inc(n_prompt)
+        log.debug("admitted", prompt_tokens=n_prompt, choices=prepared.params.n)
         accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
         request.outbox.send(accepted)
-        log.debug(
-            "admitted", prompt_tokens=len(accepted.prompt_ids) // 4, choices=prepared.params.n
-        )
         self._deliver(admitted.deltas)
         if admitted.submits:
             await self._placement.place(admitted.submits, card)
 
     async def _tokenize(self, outbox: Outbox, message: Tokenize) -> None:
         model = self._check_model(message.model)
-        ids = await self._pool.run(model.encode, message.prompt)
-        strs = list(map(model.token_str, ids)) if message.want_token_strs else None
         card = self._placement.known_card()
         max_model_len = card.max_model_len if card else model.prepared.max_position_tokens
-        outbox.send(Tokenized(message.request_id, pack_ids(ids), strs, max_model_len))
+
+        def answer() -> Tokenized:
+            ids = model.encode(message.prompt)
+            strs = list(map(model.token_str, ids)) if message.want_token_strs else None
+            return Tokenized(message.request_id, pack_ids(ids), strs, max_model_len)
+
+        outbox.send(await self._pool.run(answer))
 
     async def _detokenize(self, outbox: Outbox, message: Detokenize) -> None:
         model = self._check_model(message.model)
-        ids = model.checked_ids(message.token_ids, param="tokens")
-        text = await self._pool.run(model.decode, ids, False)
-        outbox.send(Detokenized(message.request_id, text))
+
+        def answer() -> Detokenized:
+            ids = model.checked_ids(message.token_ids, param="tokens")
+            return Detokenized(message.request_id, model.decode(ids, skip_special_tokens=False))
+
+        outbox.send(await self._pool.run(answer))
 
     def _check_model(self, name: str) -> TextModel:
         """Raises RequestError (404) for a name that is neither ours nor an engine's."""
@@ -261,7 +265,7 @@ class TokenizerService:
             case Lost():
                 self._resume(self._placement.lost(link, message), cause="engine_lost")
             case _:
-                log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
+                _warn_unexpected(link, message)
 
     def _on_tokens(self, tokens: Tokens) -> None:
         fed = self._pipeline.feed(tokens)
@@ -302,3 +306,7 @@ class TokenizerService:
             await self._placement.place([submit], request.card)
         except RequestError as error:
             self._deliver(self._pipeline.fail([submit.key], error.to_wire()))
+
+
+def _warn_unexpected(link: Link, message: Message) -> None:
+    log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
