@@ -21,7 +21,6 @@ from pagemesh.shared.wire import (
     Cancel,
     Delta,
     Detokenize,
-    Detokenized,
     Engines,
     Failed,
     Generate,
@@ -29,15 +28,14 @@ from pagemesh.shared.wire import (
     Message,
     Submit,
     Tokenize,
-    Tokenized,
     Tokens,
-    pack_ids,
 )
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.placement import Placement
+from pagemesh.tokenizer_svc.questions import detokenized, tokenized
 from pagemesh.tokenizer_svc.requests import Request, RequestTable
 from pagemesh.tokenizer_svc.text_model import TextModel
 
@@ -173,26 +171,15 @@ class TokenizerService:
         if admitted.submits:
             await self._placement.place(admitted.submits, card)
 
-    async def _tokenize(self, outbox: Outbox, message: Tokenize) -> None:
-        model = self._check_model(message.model)
+    async def _tokenize(self, outbox: Outbox, question: Tokenize) -> None:
+        model = self._check_model(question.model)
         card = self._placement.known_card()
         max_model_len = card.max_model_len if card else model.prepared.max_position_tokens
+        outbox.send(await self._pool.run(tokenized, model, question, max_model_len))
 
-        def answer() -> Tokenized:
-            ids = model.encode(message.prompt)
-            strs = list(map(model.token_str, ids)) if message.want_token_strs else None
-            return Tokenized(message.request_id, pack_ids(ids), strs, max_model_len)
-
-        outbox.send(await self._pool.run(answer))
-
-    async def _detokenize(self, outbox: Outbox, message: Detokenize) -> None:
-        model = self._check_model(message.model)
-
-        def answer() -> Detokenized:
-            ids = model.checked_ids(message.token_ids, param="tokens")
-            return Detokenized(message.request_id, model.decode(ids, skip_special_tokens=False))
-
-        outbox.send(await self._pool.run(answer))
+    async def _detokenize(self, outbox: Outbox, question: Detokenize) -> None:
+        model = self._check_model(question.model)
+        outbox.send(await self._pool.run(detokenized, model, question))
 
     def _check_model(self, name: str) -> TextModel:
         """Raises RequestError (404) for a name that is neither ours nor an engine's."""
