@@ -36,8 +36,8 @@ DRAIN_TIMEOUT_S: Final = 1.0
 # How long a closing end waits for the other's goodbye.
 GOODBYE_TIMEOUT_S: Final = 1.0
 # aiohttp pings at this period and closes the socket when half of it passes without a pong, so a
-# frozen peer (SIGSTOP, a dead host) is noticed within 1.5 periods. Pings are answered by the reader,
-# so whoever owns a link must go on reading it.
+# frozen peer (SIGSTOP, a dead host) is noticed within 1.5 periods. The reader answers pings, so
+# whoever owns a link must go on reading it.
 HEARTBEAT_S: Final = 2.0
 
 _Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse

@@ -49,7 +49,6 @@ GATEWAY_EXTENSIONS = {
     "msgspec",
     "multidict",
     "propcache",
-    "psutil",
     "uvloop",
     "yaml",
     "yarl",
