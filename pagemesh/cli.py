@@ -1,4 +1,4 @@
-"""The command `pagemesh`: serve a model, run one service, prepare a model, show the settings."""
+"""The command `pagemesh`: serve a model, run one service, prepare, show the settings, measure."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
+    if argv[:1] == ["bench"]:
+        from pagemesh.bench.cli import run_bench
+
+        return run_bench(argv[1:])
     parser, by_command = _build_parsers()
     namespace, extras = parser.parse_known_args(normal_argv(argv))
     given = vars(namespace)
@@ -68,6 +72,7 @@ def _build_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argume
     by_command: dict[str, argparse.ArgumentParser] = {}
     for name, help_text in _COMMANDS.items():
         by_command[name] = _add_command(commands, name, help_text)
+    commands.add_parser("bench", help="bench serve|throughput|latency|startup: measure it")
     config = commands.add_parser("config", help="config show: each setting and its origin")
     actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)
     by_command["config"] = _add_command(actions, "show", "print each setting and its origin")
