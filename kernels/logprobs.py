@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pagemesh.kernels.search import count_above
+
 
 class Logprobs(NamedTuple):
     """Per row: ids int32[R, 1 + k] and logprobs float32[R, 1 + k], the chosen token first and then
@@ -28,5 +30,5 @@ def token_logprobs(logits: Tensor, chosen: Tensor, top: int) -> Logprobs:
     best = logits.topk(min(top, logits.shape[1]), dim=1)
     ids = torch.cat((chosen.unsqueeze(1), best.indices), dim=1).to(torch.int32)
     values = torch.cat((chosen_logits, best.values), dim=1) - normaliser
-    ranks = (logits > chosen_logits).sum(dim=1, dtype=torch.int32) + 1
+    ranks = count_above(logits, chosen_logits.squeeze(1)).to(torch.int32) + 1
     return Logprobs(ids, values, ranks)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pagemesh.kernels.search import where
+
 
 class Penalties(NamedTuple):
     """Per row, float32[R]: repetition (1 = off), frequency (0 = off), presence (0 = off)."""
@@ -22,27 +24,25 @@ class Penalties(NamedTuple):
 def apply_penalties(
     logits: Tensor,
     rows: Tensor,
-    prompt_seen: Tensor,
+    seen: Tensor,
     output_counts: Tensor,
     count_rows: Tensor,
     penalties: Penalties,
 ) -> None:
     """Penalise the rows `rows` (int64[P]) of `logits` by the tokens they have seen.
 
-    Row i of them reads row `count_rows[i]` (int64[P]) of `prompt_seen` (bool[N, V]) and
+    Row i of them reads row `count_rows[i]` (int64[P]) of `seen` (bool[N, V], prompt and output) and
     `output_counts` (int32[N, V]). As in CTRL (Keskar et al. 2019) the repetition penalty divides
-    positive and multiplies negative logits of every token seen, prompt included; frequency and
-    presence, as in OpenAI's API, look at the output alone.
+    positive and multiplies negative logits of every token seen; frequency and presence, as in
+    OpenAI's API, look at the output alone.
     """
-    counts = output_counts[count_rows]
-    seen = prompt_seen[count_rows] | (counts > 0)
-    before = logits[rows]
-    factor = penalties.repetition.unsqueeze(1)
-    repeated = torch.where(before > 0, before / factor, before * factor)
-    after = torch.where(seen, repeated, before)
-    after -= penalties.frequency.unsqueeze(1) * counts
-    after -= penalties.presence.unsqueeze(1) * (counts > 0)
-    logits[rows] = after
+    which, ids = where(seen[count_rows])
+    repetition, frequency, presence = (penalty[which] for penalty in penalties)
+    before = logits[rows[which], ids]
+    counts = output_counts[count_rows[which], ids]
+    after = torch.where(before > 0, before / repetition, before * repetition)
+    after -= frequency * counts + presence * (counts > 0)
+    logits[rows[which], ids] = after
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:

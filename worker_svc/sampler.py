@@ -12,7 +12,8 @@ from torch import Tensor
 from pagemesh.kernels.logprobs import Logprobs, token_logprobs
 from pagemesh.kernels.noise import row_keys
 from pagemesh.kernels.penalties import add_bias, apply_penalties, ban
-from pagemesh.kernels.sampling import greedy, sample, sample_filtered
+from pagemesh.kernels.sampling import sample, sample_filtered
+from pagemesh.kernels.search import argmax
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.sampling_state import (
     BIASED,
@@ -62,7 +63,7 @@ class Sampler:
         if needs & RANDOM:
             tokens = self._choose(logits, slots, positions, row_needs)
         else:
-            tokens = greedy(logits)
+            tokens = argmax(logits)
         tops = self._state.logprobs[slots[logprob_rows]]
         logprobs = None
         if raw is not None:
@@ -88,7 +89,7 @@ class Sampler:
         apply_penalties(
             logits,
             torch.from_numpy(rows).to(logits.device),
-            counts.prompt_seen,
+            counts.seen,
             counts.output_counts,
             counts.rows(slots),
             self._state.penalties(slots),
@@ -109,7 +110,7 @@ class Sampler:
             index = torch.from_numpy(rows).to(logits.device)
             part = logits if len(rows) == len(slots) else logits[index]
             tokens[index] = (
-                greedy(part) if draw is None else draw(part, slots[rows], positions[rows])
+                argmax(part) if draw is None else draw(part, slots[rows], positions[rows])
             )
         return tokens
 

@@ -134,7 +134,7 @@ class SamplingState:
 
 
 class TokenCounts:
-    """Which tokens a slot's prompt holds and how often each was generated, for penalised slots.
+    """Which tokens a penalised slot has seen, prompt or output, and how often it generated each.
 
     A row of a full vocabulary is large, so rows come from a pool that doubles when it is used up.
     """
@@ -143,11 +143,11 @@ class TokenCounts:
         self._row_of = np.zeros(max_num_seqs, np.int64)
         self._free: list[int] = []
         self._used: dict[int, int] = {}
-        self.prompt_seen = torch.zeros((0, vocab_tokens), dtype=torch.bool, device=device)
+        self.seen = torch.zeros((0, vocab_tokens), dtype=torch.bool, device=device)
         self.output_counts = torch.zeros((0, vocab_tokens), dtype=torch.int32, device=device)
 
     def rows(self, slots: Ints) -> Tensor:
-        """int64: the rows of `prompt_seen` and `output_counts` that belong to `slots`."""
+        """int64: the rows of `seen` and `output_counts` that belong to `slots`."""
         return torch.from_numpy(self._row_of[slots]).to(self.output_counts.device)
 
     def enter(self, slot: int, token_ids: Tensor, n_prompt: int) -> None:
@@ -157,12 +157,14 @@ class TokenCounts:
         self._row_of[slot] = row
         ids = token_ids.to(torch.int64)
         vocab_tokens = self.output_counts.shape[1]
-        self.prompt_seen[row] = torch.bincount(ids[:n_prompt], minlength=vocab_tokens) > 0
+        self.seen[row] = torch.bincount(ids, minlength=vocab_tokens) > 0
         self.output_counts[row] = torch.bincount(ids[n_prompt:], minlength=vocab_tokens)
 
     def add(self, slots: Ints, tokens: Tensor) -> None:
         """Count one generated token, int64[N] on the device, for each slot."""
-        self.output_counts[self.rows(slots), tokens] += 1
+        rows = self.rows(slots)
+        self.output_counts[rows, tokens] += 1
+        self.seen[rows, tokens] = True
 
     def leave(self, slot: int) -> None:
         row = self._used.pop(slot, None)
@@ -177,7 +179,7 @@ class TokenCounts:
         size = len(self.output_counts)
         added = max(size, _FIRST_COUNT_ROWS)
         self._free.extend(range(size, size + added))
-        self.prompt_seen = _longer(self.prompt_seen, added)
+        self.seen = _longer(self.seen, added)
         self.output_counts = _longer(self.output_counts, added)
 
 

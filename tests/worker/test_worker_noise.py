@@ -56,19 +56,19 @@ def test_bits_are_those_of_unsigned_arithmetic(seed: int, position: int, token_i
 def test_golden_bits() -> None:
     """A change here changes what every seed generates."""
     keys = keys_of([0, 1, -1], [0, 7, 100000])
-    bits = token_bits(keys, torch.tensor([0, 1, 49151], dtype=torch.int32))
+    bits = token_bits(keys[:, None], torch.tensor([0, 1, 49151], dtype=torch.int32))
     assert (bits.to(torch.int64) % 2**32).tolist() == GOLDEN
 
 
 def test_a_row_does_not_depend_on_the_rows_and_tokens_beside_it() -> None:
     keys = keys_of([5, 6, 7], [1, 1, 1])
-    whole = gumbel(keys, VOCAB)
-    picked = torch.tensor([[17, 3, 40000]], dtype=torch.int32)
-    assert torch.equal(gumbel(keys[1:2], picked)[0], whole[1][picked[0].to(torch.int64)])
+    whole = gumbel(keys[:, None], VOCAB)
+    picked = torch.tensor([17, 3, 40000], dtype=torch.int32)
+    assert torch.equal(gumbel(keys[1], picked), whole[1][picked.to(torch.int64)])
 
 
 def uniforms(keys: torch.Tensor) -> torch.Tensor:
-    return (token_bits(keys, VOCAB).to(torch.float64) + 2**31) / 2**32
+    return (token_bits(keys[:, None], VOCAB).to(torch.float64) + 2**31) / 2**32
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, -1, 2**62])
@@ -80,7 +80,8 @@ def test_bits_are_uniform(seed: int) -> None:
 
 
 def test_every_bit_is_fair() -> None:
-    bits = token_bits(keys_of([11] * 8, list(range(8))), VOCAB).to(torch.int64)
+    keys = keys_of([11] * 8, list(range(8)))
+    bits = token_bits(keys[:, None], VOCAB).to(torch.int64)
     n = bits.numel()
     for bit in range(32):
         share = ((bits >> bit) & 1).double().mean().item()
@@ -108,7 +109,8 @@ def test_neighbours_are_uncorrelated() -> None:
 
 
 def test_gumbel_moments_and_extremes() -> None:
-    noise = gumbel(keys_of([1] * 16, list(range(16))), VOCAB).double()
+    keys = keys_of([1] * 16, list(range(16)))
+    noise = gumbel(keys[:, None], VOCAB).double()
     assert noise.mean().item() == pytest.approx(0.57722, abs=0.01)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
     extremes = gumbel_of_bits(torch.tensor([0, -1, 1, -(2**31), 2**31 - 1], dtype=torch.int32))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pagemesh.kernels.logprobs import token_logprobs
 from pagemesh.kernels.noise import gumbel, row_keys
 from pagemesh.kernels.penalties import Penalties, add_bias, apply_penalties, ban
-from pagemesh.kernels.sampling import Filters, greedy, sample, sample_filtered
+from pagemesh.kernels.sampling import Filters, sample, sample_filtered, thresholds
+from pagemesh.kernels.search import argmax, count_above, largest, where
 
 # Few distinct values, so that ties are common.
 VALUES = st.sampled_from([-math.inf, -3.0, -1.0, 0.0, 0.0, 0.5, 0.5, 2.0, 7.25])
@@ -48,17 +49,19 @@ def filters_of(n: int, top_k: int, top_p: float, min_p: float) -> Filters:
     window=st.integers(1, 12),
     seed=st.integers(0, 2**32),
 )
-def test_filtered_draw_is_the_best_kept_token_whatever_the_window(
+def test_filters_keep_what_sorting_keeps_whatever_the_window(
     row: list[float], top_k: int, top_p: float, min_p: float, window: int, seed: int
 ) -> None:
     n = 16
     scaled = torch.tensor(row).repeat(n, 1)
-    keys = row_keys(torch.full((n,), seed), torch.arange(n))
-    drawn = sample_filtered(scaled, keys, filters_of(n, top_k, top_p, min_p), window)
+    filters = filters_of(n, top_k, top_p, min_p)
     kept = sorted(kept_tokens(row, top_k, top_p, min_p))
-    noisy = scaled + gumbel(keys, torch.arange(len(row), dtype=torch.int32))
+    above = (scaled >= thresholds(scaled, filters, window).unsqueeze(1)) & ~scaled.isneginf()
+    assert [ids.nonzero().squeeze(1).tolist() for ids in above] == [kept] * n
+    keys = row_keys(torch.full((n,), seed), torch.arange(n))
+    noisy = scaled + gumbel(keys[:, None], torch.arange(len(row), dtype=torch.int32))
     expected = torch.tensor(kept)[noisy[:, kept].argmax(dim=1)]
-    assert torch.equal(drawn, expected)
+    assert torch.equal(sample_filtered(scaled, keys, filters), expected)
 
 
 def test_rows_keep_their_own_filters() -> None:
@@ -99,8 +102,20 @@ def test_filtered_frequencies_match_the_renormalised_softmax() -> None:
     assert ((counts[:4] - expected) ** 2 / expected).sum().item() < 17.8  # 3 degrees, p = 0.0005
 
 
-def test_greedy_takes_the_lowest_id_among_equals() -> None:
-    assert greedy(torch.tensor([[0.0, 3.0, 3.0], [5.0, 5.0, 1.0]])).tolist() == [1, 0]
+VECTOR = st.lists(st.sampled_from([-2.0, -1.0, 0.0, 3.5, -math.inf]), min_size=5, max_size=5)
+
+
+@settings(deadline=None)
+@given(rows=st.lists(VECTOR, min_size=1, max_size=4), n=st.integers(1, 5), bound=st.integers(-2, 2))
+def test_searches_match_those_of_torch(rows: list[list[float]], n: int, bound: int) -> None:
+    values = torch.tensor(rows)
+    bounds = torch.full((len(rows),), float(bound))
+    assert torch.equal(largest(values, n), values.topk(n, dim=1).values)
+    assert argmax(values).tolist() == [row.index(max(row)) for row in rows]
+    assert torch.equal(count_above(values, bounds), (values > bound).sum(dim=1))
+    found = where(values > bound)
+    for ours, theirs in zip(found, (values > bound).nonzero(as_tuple=True), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @settings(deadline=None)
@@ -129,7 +144,7 @@ def test_penalties_match_a_loop(
     logits = torch.tensor([[9.0] * 6, row, [9.0] * 6])
     seen = torch.zeros(3, 6, dtype=torch.bool)
     counts = torch.zeros(3, 6, dtype=torch.int32)
-    seen[2, prompt] = True
+    seen[2, prompt + output] = True
     for token in output:
         counts[2, token] += 1
     apply_penalties(
