@@ -90,7 +90,42 @@ class Seen:
     prompt_positions: list[int] = field(default_factory=list)
 
 
-class Driver:
+class Ledger:
+    """What each request was told, by owner and key."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[str, int], Seen] = {}
+
+    def note(self, frames: dict[str, Tokens]) -> None:
+        for owner, tokens in frames.items():
+            self.note_frame(owner, tokens)
+
+    def note_frame(self, owner: str, tokens: Tokens) -> None:
+        def seen(key: int) -> Seen:
+            return self.seen[owner, key]
+
+        keys, ids = unpack_ids(tokens.keys), unpack_ids(tokens.ids)
+        assert unpack_ids(tokens.counts) == [1] * len(keys)
+        for key, token in zip(keys, ids, strict=True):
+            assert seen(key).ended is None
+            seen(key).ids.append(token)
+        for key, cached in tokens.started:
+            if (owner, key) in self.seen:  # it may have been ended between start and frame
+                seen(key).started.append(cached)
+        for ended in tokens.ended:
+            assert seen(ended.key).ended is None
+            seen(ended.key).ended = (ended.finish_reason, ended.stop_reason)
+        for key, error in tokens.failed:
+            seen(key).error = error.code
+        for row in tokens.logprobs:
+            seen(row.key).logprob_ids += unpack_ids(row.ids)
+        for rows in tokens.prompt_logprobs:
+            n = len(unpack_ids(rows.ranks))
+            assert unpack_ids(rows.ranks) == list(range(rows.start, rows.start + n))
+            seen(rows.key).prompt_positions += unpack_ids(rows.ranks)
+
+
+class Driver(Ledger):
     """One engine over one worker model, stepped by hand."""
 
     def __init__(
@@ -101,6 +136,7 @@ class Driver:
         prefix_caching: bool = True,
         **settings: Any,
     ) -> None:
+        super().__init__()
         self.card = card or make_card()
         self.capacity = capacity or make_capacity()
         self.settings = SchedulerSettings(**settings)
@@ -114,7 +150,6 @@ class Driver:
         )
         self.worker = WorkerModel(self.card, self.capacity)
         self.pending: deque[StepResult | NeedSnapshot] = deque()
-        self.seen: dict[tuple[str, int], Seen] = {}
         self.steps: list[Step] = []
 
     def submit(self, submit: Submit, owner: str = OWNER) -> Seen:
@@ -157,31 +192,3 @@ class Driver:
                 assert self.engine.idle
                 return
         raise AssertionError(f"not idle after {limit} steps")
-
-    def note(self, frames: dict[str, Tokens]) -> None:
-        for owner, tokens in frames.items():
-            self._note(owner, tokens)
-
-    def _note(self, owner: str, tokens: Tokens) -> None:
-        def seen(key: int) -> Seen:
-            return self.seen[owner, key]
-
-        keys, ids = unpack_ids(tokens.keys), unpack_ids(tokens.ids)
-        assert unpack_ids(tokens.counts) == [1] * len(keys)
-        for key, token in zip(keys, ids, strict=True):
-            assert seen(key).ended is None
-            seen(key).ids.append(token)
-        for key, cached in tokens.started:
-            if (owner, key) in self.seen:  # it may have been ended between start and frame
-                seen(key).started.append(cached)
-        for ended in tokens.ended:
-            assert seen(ended.key).ended is None
-            seen(ended.key).ended = (ended.finish_reason, ended.stop_reason)
-        for key, error in tokens.failed:
-            seen(key).error = error.code
-        for row in tokens.logprobs:
-            seen(row.key).logprob_ids += unpack_ids(row.ids)
-        for rows in tokens.prompt_logprobs:
-            n = len(unpack_ids(rows.ranks))
-            assert unpack_ids(rows.ranks) == list(range(rows.start, rows.start + n))
-            seen(rows.key).prompt_positions += unpack_ids(rows.ranks)
