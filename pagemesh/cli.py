@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
-from pagemesh.flags import Parser, add_setting_flags, normal_argv, refuse_unknown
-from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.flags import Parser, add_setting_flags, load_given, normal_argv, refuse_unknown
+from pagemesh.shared.errors import StartupError
 from pagemesh.shared.logs import configure_logging
-from pagemesh.shared.settings_sources import Loaded, load_settings
+from pagemesh.shared.settings_sources import Loaded
 
 EXIT_FAILED: Final = 1
 EXIT_STARTUP: Final = 2
@@ -59,7 +57,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     given = vars(namespace)
     command: str = given.pop("command")
     refuse_unknown(extras, by_command[command])
-    loaded = _load(given)
+    given.pop("action", None)
+    loaded = load_given(given)
     return _ACTIONS.get(command, _run_service)(command, loaded)
 
 
@@ -83,22 +82,8 @@ def _add_command(commands: Any, name: str, help_text: str) -> argparse.ArgumentP
     command: argparse.ArgumentParser = commands.add_parser(
         name, help=help_text, description=help_text, usage="%(prog)s [MODEL] [--flag VALUE …]"
     )
-    command.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
     add_setting_flags(command)
     return command
-
-
-def _load(given: dict[str, Any]) -> Loaded:
-    given.pop("action", None)
-    config = given.pop("config", None)
-    positional = given.pop("positional_model", None)
-    if positional is not None:
-        if given.get("model", positional) != positional:
-            raise SettingsError(
-                f"two models are given: {positional} and {given['model']}", key="model"
-            )
-        given["model"] = positional
-    return load_settings(given, Path(config) if config else None, os.environ)
 
 
 def _serve(command: str, loaded: Loaded) -> int:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pagemesh.shared.errors import SettingsError
-from pagemesh.shared.settings_sources import SettingField, nearest, setting_fields
+from pagemesh.shared.settings_sources import (
+    Loaded,
+    SettingField,
+    load_settings,
+    nearest,
+    setting_fields,
+)
 
 DAY_ONE_TITLE: Final = "the flags of the first day"
 _SECTION_TITLES: Final = {
@@ -43,7 +51,8 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every setting: those of the first day first, the others by section."""
+    """MODEL and a flag for every setting: those of the first day first, the others by section."""
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
     fields = setting_fields().values()
     first_day = parser.add_argument_group(DAY_ONE_TITLE)
     for field in fields:
@@ -86,6 +95,19 @@ def normal_argv(argv: Iterable[str]) -> list[str]:
         re.sub(r"^--[\w-]+", lambda flag: flag.group().replace("_", "-"), argument)
         for argument in argv
     ]
+
+
+def load_given(given: dict[str, Any]) -> Loaded:
+    """The settings, from what a parser with `add_setting_flags` found and the environment."""
+    config = given.pop("config", None)
+    positional = given.pop("positional_model", None)
+    if positional is not None:
+        if given.get("model", positional) != positional:
+            raise SettingsError(
+                f"two models are given: {positional} and {given['model']}", key="model"
+            )
+        given["model"] = positional
+    return load_settings(given, Path(config) if config else None, os.environ)
 
 
 def refuse_unknown(extras: list[str], parser: argparse.ArgumentParser) -> None:
