@@ -23,7 +23,7 @@ from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import LogSettings, ModelSettings
 from pagemesh.shared.settings_sources import load_settings
-from pagemesh.shared.wire import Delta, Generate, Prompt, pack_ids, unpack_ids
+from pagemesh.shared.wire import Delta, Generate, ModelCard, Prompt, pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
@@ -70,6 +70,11 @@ class LLM:
         self._seeds = random.Random(self.settings.gateway.seed)
         self._request_ids = map(str, count())
         self._lock = Lock()
+
+    @property
+    def card(self) -> ModelCard:
+        """What the model is: names, vocabulary, longest sequence, block size."""
+        return self._loop.card
 
     def generate(
         self,
