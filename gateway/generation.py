@@ -169,15 +169,16 @@ class Generation:
 
     def take(self) -> list[Gain]:
         """What is pending, merged to one gain per choice."""
-        ready = [index for index in self._pending if self._may_leave(index)]
-        gains = [_merged(index, self._pending.pop(index)) for index in ready]
-        if not self._pending:
-            self._pending_bytes = 0
-        return gains
+        pending, self._pending = self._pending, {}
+        self._pending_bytes = 0
+        if self._needs_prompt_logprobs:
+            self._pending = {c: deltas for c, deltas in pending.items() if self._must_wait(c)}
+            pending = {c: deltas for c, deltas in pending.items() if c not in self._pending}
+        return [_merged(choice, deltas) for choice, deltas in pending.items()]
 
-    def _may_leave(self, index: int) -> bool:
+    def _must_wait(self, choice: int) -> bool:
         """Prompt logprobs come with choice 0; an echo of another choice waits for them."""
-        return not self._needs_prompt_logprobs or self.prompts[index // self.n].began
+        return not self.prompts[choice // self.n].began
 
 
 def _merged(choice: int, deltas: list[Delta]) -> Gain:

@@ -86,7 +86,10 @@ class PendingGeneration:
             self._gain(delta)
 
     def fail(self, error: RequestError) -> None:
-        self._end_all("error")
+        """A refusal before acceptance is no ended request; its HTTP status is counted."""
+        if self.generation.prompts[self._prompt_index].accepted:
+            self._end_all("error")
+        self._open.clear()
         self.generation.fail(error)
 
     def abandon(self) -> None:

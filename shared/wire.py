@@ -389,12 +389,12 @@ class BadFrame(ValueError):
 
 def encode(message: Message) -> bytes:
     """The frame of `message`. Raises BadFrame when no peer could take it: it is over
-    MAX_FRAME_BYTES, nested too deeply, or holds an integer over 64 bits."""
+    MAX_FRAME_BYTES, or holds an integer over 64 bits or something that is no data."""
     try:
         packed: bytes = msgpack.packb(
             (_TAGS[type(message)], *message), default=msgspec.structs.astuple, use_bin_type=True
         )
-    except (ValueError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadFrame(f"{type(message).__name__} cannot be packed: {error}") from error
     if len(packed) > MAX_FRAME_BYTES:
         raise BadFrame(f"{type(message).__name__} of {len(packed)} bytes is over the frame limit")

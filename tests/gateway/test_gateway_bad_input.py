@@ -19,6 +19,7 @@ from gateway_fakes import (
 
 from pagemesh.gateway.openai.fields import CHAT_REFUSED, HARMLESS, REFUSED
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest
+from pagemesh.shared import wire
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -269,6 +270,57 @@ async def test_labels_of_unknown_fields_are_bounded(gateway: Gateway) -> None:
     assert status == 200
     text = await gateway.metrics()
     assert text.count("pagemesh:unknown_fields_total{") <= 65
+
+
+GOOD_FIELDS = [
+    {"top_k": 9_999_999},
+    {"top_k": -1},
+    {"temperature": 0},
+    {"temperature": 2},
+    {"seed": -(2**63)},
+    {"logit_bias": {"0": -100, str(VOCAB_TOKENS - 1): 100}},
+    {"stop": []},
+    {"stop": ["a"] * 20},
+    {"n": 1, "best_of": 1},
+    {"priority": -5, "cache_salt": "tenant"},
+    {"max_tokens": 5, "max_completion_tokens": 6},
+    {"messages": [{"role": "assistant", "content": "only me"}]},
+    {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}], "id": "m1"}]},
+    {
+        "messages": [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "4"}]},
+        ]
+    },
+    {"chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True},
+]
+
+
+async def test_values_at_the_edge_pass(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
+    for fields in GOOD_FIELDS:
+        status, answer = await gateway.post(CHAT, GOOD[CHAT] | fields)
+        assert status == 200, (fields, answer)
+    by_limit = {talk.generate.params.max_tokens for talk in tokenizer.talks.values()}
+    assert by_limit == {None, 6}
+    last = list(tokenizer.talks.values())[-1].generate.prompt
+    assert last.continue_final_message
+    assert not last.add_generation_prompt
+    assert last.template_kwargs == {"enable_thinking": False}
+
+
+async def test_a_request_that_no_frame_can_hold_harms_only_itself(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 4096)
+    status, answer = await gateway.post(COMPLETIONS, {"prompt": "x" * 5000})
+    assert (status, answer["error"]["code"]) == (413, "request_too_large")
+    assert (await gateway.post(COMPLETIONS, {"prompt": "x"}))[0] == 200
 
 
 async def test_tolerated_bodies(gateway: Gateway, tokenizer: FakeTokenizer) -> None:

@@ -16,12 +16,15 @@ from pagemesh.gateway.auth import ApiKeys
 from pagemesh.gateway.directory import ModelDirectory
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.openai.body import MAX_DEPTH, check_plain
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.pending import PendingGeneration
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import (
+    MAX_FRAME_BYTES,
+    BadFrame,
     Delta,
     Generate,
     Prompt,
@@ -141,6 +144,30 @@ def test_the_next_attempt_carries_what_every_choice_had(
     pending.abandon()
     assert sum(count for _, _, count in finished) == 3
     assert sum(count for _, reason, count in finished if reason == "length") == len(done)
+
+
+def nested(depth: int) -> list[object]:
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "x" * (MAX_FRAME_BYTES + 1)])
+def test_what_no_frame_can_hold_is_refused_by_its_sender(value: object) -> None:
+    prompt = Prompt(messages=[{"role": "user", "content": value}])
+    with pytest.raises(BadFrame):
+        encode(Generate("r", 0, "tiny", prompt, SamplingParams(seed=1)))
+
+
+def test_the_deepest_nesting_the_gateway_takes_survives_the_wire() -> None:
+    value = nested(MAX_DEPTH)
+    check_plain(value, "messages[0]")
+    with pytest.raises(RequestError, match="deeper"):
+        check_plain([value], "messages[0]")
+    prompt = Prompt(messages=[{"role": "user", "extra": {"a": value}}])
+    generate = Generate("r", 0, "tiny", prompt, SamplingParams(seed=1))
+    assert decode(encode(generate)) == generate
 
 
 # -- logprobs -------------------------------------------------------------------------------------

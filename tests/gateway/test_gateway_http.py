@@ -230,6 +230,26 @@ async def test_metrics_show_engines_statuses_and_finish_reasons(gateway: Gateway
         assert line in lines
 
 
+async def test_metric_names_are_an_interface(gateway: Gateway) -> None:
+    await gateway.post(CHAT, BODY | {"made_up": 1})
+    text = await gateway.metrics()
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    assert {name for name in names if not name.endswith("_created")} == {
+        "http_requests_total",
+        "pagemesh:requests_resubmitted_total",
+        "pagemesh:slow_clients_aborted_total",
+        "pagemesh:unknown_fields_total",
+        "vllm:gpu_cache_usage_perc",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_preemptions_total",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:prefix_cache_hits_total",
+        "vllm:prefix_cache_queries_total",
+        "vllm:request_success_total",
+    }
+
+
 async def test_an_engine_seen_over_two_links_is_shown_once(settings: Settings) -> None:
     async with (
         fake_tokenizer(settings, "t-1"),
