@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class AttentionInputs:
     """The packed batch of one step: R rows (sequences), T tokens, decode rows first.
 
     A padding row has `seq_lens` 0, block table 0 (the null block) and slot -1. Block table columns
-    past a row's last block are never read, whatever they hold.
+    past a row's last block are never read, whatever they hold. One object belongs to one step: the
+    tensors' contents must not change while it is in use.
     """
 
     query_start: Tensor
@@ -27,3 +30,5 @@ class AttentionInputs:
     max_seq_tokens: int
     n_decode: int
     """Leading rows with exactly one query token each."""
+    plans: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    """What a kernel worked out from the above in the first layer, for the layers after it."""
