@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import structlog
 from aiohttp import web
@@ -24,7 +25,9 @@ from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
 from pagemesh.shared.errors import RequestError
 
-CLIENT_GONE = 499
+CLIENT_GONE: Final = 499
+METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+OTHER_METHOD: Final = "(other)"
 
 log = structlog.get_logger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -61,7 +64,8 @@ def counting(metrics: GatewayMetrics) -> Middleware:
             status = response.status
             return response
         finally:
-            metrics.http_requests.labels(request.method, _route_name(request), str(status)).inc()
+            method = request.method if request.method in METHODS else OTHER_METHOD
+            metrics.http_requests.labels(method, _route_name(request), str(status)).inc()
 
     return count
 

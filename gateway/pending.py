@@ -20,11 +20,13 @@ from pagemesh.shared.wire import (
 
 
 class Pending(Protocol):
-    """An entry of the request table. `link` is the name of the link it was sent on, or None."""
+    """An entry of the request table. `link` is the name of the link it was sent on, or None;
+    `fruitless_losses` counts the links lost since the last token came."""
 
     request_id: str
     model: str
     link: str | None
+    fruitless_losses: int
 
     def frame(self) -> Message:
         """What to send to the next link."""
@@ -49,6 +51,7 @@ class PendingGeneration:
         self.request_id = generate.request_id
         self.model = generate.model
         self.link: str | None = None
+        self.fruitless_losses = 0
         self.generation = generation
         self._generate = generate
         self._prompt_index = prompt_index
@@ -65,6 +68,7 @@ class PendingGeneration:
 
     def link_lost(self) -> None:
         """The next attempt goes on after what every choice has already generated."""
+        self.fruitless_losses += 1
         prior_ids = [bytes(ids) for ids in self._ids] if any(self._ids) else []
         self._generate = self._generate._replace(
             attempt=self._generate.attempt + 1, prior_ids=prior_ids
@@ -98,6 +102,7 @@ class PendingGeneration:
 
     def _gain(self, delta: Delta) -> None:
         self._ids[delta.choice] += delta.token_ids
+        self.fruitless_losses = 0
         if delta.finish_reason is not None:
             self._open.discard(delta.choice)
             self._on_finish(self.model, delta.finish_reason, 1)
@@ -122,6 +127,7 @@ class PendingCall:
         self.request_id = question.request_id
         self.model = question.model
         self.link: str | None = None
+        self.fruitless_losses = 0
         self.answer: asyncio.Future[Tokenized | Detokenized] = (
             asyncio.get_running_loop().create_future()
         )
@@ -132,6 +138,7 @@ class PendingCall:
 
     def link_lost(self) -> None:
         """Asking twice is harmless."""
+        self.fruitless_losses += 1
 
     def resolve(self, answer: Tokenized | Detokenized) -> None:
         if not self.answer.done():

@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Final
 
 import structlog
 
@@ -23,6 +24,7 @@ from pagemesh.shared.wire import (
     Accepted,
     BadFrame,
     Cancel,
+    Delta,
     Deltas,
     Detokenize,
     Detokenized,
@@ -34,6 +36,9 @@ from pagemesh.shared.wire import (
     Tokenized,
     WireError,
 )
+
+# A request that ends every service it is sent to must not end them all.
+MAX_FRUITLESS_LOSSES: Final = 3
 
 log = structlog.get_logger(__name__)
 
@@ -106,6 +111,9 @@ class Upstream:
         try:
             async for message in link:
                 self._receive(link, message)
+        except Exception:
+            # A message that makes no sense: its sender's requests are safer elsewhere.
+            log.exception("link_failed", peer=link.name)
         finally:
             del self._links[link.name]
             self._directory.drop(link.name)
@@ -119,12 +127,7 @@ class Upstream:
     def _receive(self, link: Link, message: Message) -> None:
         match message:
             case Deltas(rows):
-                for row in rows:
-                    entry = self._entry(link, row.request_id)
-                    if isinstance(entry, PendingGeneration):
-                        entry.add(row)
-                        if entry.done:
-                            self._leave(entry)
+                self._deliver(link, rows)
             case Accepted(request_id, prompt_ids, prompt_text):
                 entry = self._entry(link, request_id)
                 if isinstance(entry, PendingGeneration):
@@ -142,6 +145,14 @@ class Upstream:
             case _:
                 log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
 
+    def _deliver(self, link: Link, rows: list[Delta]) -> None:
+        for row in rows:
+            entry = self._entry(link, row.request_id)
+            if isinstance(entry, PendingGeneration):
+                entry.add(row)
+                if entry.done:
+                    self._leave(entry)
+
     def _entry(self, link: Link, request_id: str) -> Pending | None:
         """The entry that waits on this link; None for a late word about a request now gone."""
         entry = self._table.get(request_id)
@@ -151,7 +162,8 @@ class Upstream:
         """A service that drains refuses what was sent before its word arrived: ask another."""
         if error.code == SHUTTING_DOWN and entry.link is not None:
             self._directory.update(entry.link, [], draining=True)
-            self._move(entry)
+            self._unplace(entry)
+            self._place(entry)
         else:
             self._leave(entry)
             entry.fail(RequestError.from_wire(error))
@@ -168,8 +180,7 @@ class Upstream:
         if self._table.pop(entry.request_id, None) is None:
             return
         self._unpark(entry)
-        if entry.link is not None:
-            self._in_flight[entry.link] -= 1
+        self._unplace(entry)
         if not self._table:
             self._idle.set()
 
@@ -206,17 +217,24 @@ class Upstream:
         if lost:
             log.warning("tokenizer_lost", peer=name, requests=len(lost), effect="resubmitted")
         for entry in lost:
-            self._move(entry)
+            self._unplace(entry)
+            entry.link_lost()
+            self._place_again(entry)
         del self._in_flight[name]
 
-    def _move(self, entry: Pending) -> None:
-        """Place `entry` again, away from the link that will not finish it."""
-        assert entry.link is not None  # only what was sent can be lost
-        self._in_flight[entry.link] -= 1
-        self._metrics.resubmitted.inc()
-        entry.link = None
-        entry.link_lost()
-        self._place(entry)
+    def _unplace(self, entry: Pending) -> None:
+        if entry.link is not None:
+            self._in_flight[entry.link] -= 1
+            entry.link = None
+
+    def _place_again(self, entry: Pending) -> None:
+        if entry.fruitless_losses > MAX_FRUITLESS_LOSSES:
+            self._leave(entry)
+            log.error("request_given_up", request_id=entry.request_id, lost=entry.fruitless_losses)
+            entry.fail(not_ready(f"{entry.fruitless_losses} services were lost with this request"))
+        else:
+            self._metrics.resubmitted.inc()
+            self._place(entry)
 
     # -- waiting for a link -----------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -56,9 +57,10 @@ async def stream(
         except ConnectionError:
             # The client is gone; whoever opened the generation cancels it.
             return response
-        except Exception as error:
-            log.exception("stream_failed", x_request_id=request[REQUEST_ID], error=str(error))
-            await _end_with(response, RequestError("Internal error", status=500), "")
+        except Exception:
+            log.exception("stream_failed", x_request_id=request[REQUEST_ID])
+            internal = RequestError("Internal error", status=500)
+            await _end_with(response, internal, request[REQUEST_ID])
     return response
 
 
@@ -71,10 +73,10 @@ def _headers(request: web.Request) -> dict[str, str]:
 
 
 async def _first_sign(generation: Generation) -> None:
-    """Wait for text, or for acceptance and then a short while without a refusal."""
+    """Wait for every prompt's acceptance, then for text or a short while without a refusal."""
     loop = asyncio.get_running_loop()
     accepted = False
-    while not generation.begun:
+    while not (generation.accepted and generation.begun):
         await generation.changed()
         if accepted and generation.nudged:
             return
@@ -106,4 +108,5 @@ async def _pump(response: web.StreamResponse, generation: Generation, chunks: Ch
 
 async def _end_with(response: web.StreamResponse, error: RequestError, request_id: str) -> None:
     log.warning("stream_error", x_request_id=request_id, status=error.status, error=error.message)
-    await response.write(event(error_body(error)) + DONE)
+    with suppress(ConnectionError):
+        await response.write(event(error_body(error)) + DONE)

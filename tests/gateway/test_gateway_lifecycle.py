@@ -23,9 +23,10 @@ from gateway_fakes import (
     settings_for,
 )
 
+from pagemesh.gateway.upstream import MAX_FRUITLESS_LOSSES
 from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import WireError, unpack_ids
+from pagemesh.shared.wire import Delta, Deltas, Step, WireError, unpack_ids
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -196,6 +197,49 @@ async def test_a_request_waits_for_the_service_to_come_back(
     again.delta("late", [1], finish_reason="stop")
     status, answer = await asking
     assert (status, answer["choices"][0]["text"]) == (200, "late")
+
+
+async def test_a_request_that_ends_every_service_is_given_up(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "poison"}))
+    for attempt in range(MAX_FRUITLESS_LOSSES + 1):
+        talk = await resumed_by(tokenizer)
+        assert talk.generate.attempt == attempt
+        await tokenizer.hang_up()
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+    await gateway.until_ready()
+    assert (await gateway.post("/tokenize", {"prompt": "a"}))[0] == 200
+
+
+async def test_messages_that_make_no_sense_are_passed_over(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a"}))
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("x", [1], choice=0, cached_tokens=3)
+    talk.delta("no such choice", [1], choice=7)
+    talk.link.send(Deltas([Delta("no such request", 0, "y", b"")]))
+    talk.link.send(Step(1, 1, 0, b"", [], [], b"", b"", b""))
+    talk.delta("z", [2], finish_reason="stop")
+    status, answer = await asking
+    assert (status, answer["choices"][0]["text"]) == (200, "xz")
+
+
+async def test_the_status_of_a_later_prompt_is_kept(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    """A stream of several prompts starts when all are accepted, not when the first one speaks."""
+    body = {"prompt": ["a", "b"], "stream": True}
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, body))
+    first, second = [await tokenizer.asked.get() for _ in range(2)]
+    first.accept()
+    first.delta("text", [1])
+    second.fail(RequestError("too long", status=400, code="context_length_exceeded"))
+    status, answer = await asking
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
 async def test_a_question_survives_a_lost_service(
