@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from itertools import count
 from threading import Lock
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 import msgspec
 import structlog
@@ -104,15 +104,14 @@ class LLM:
 
         Raises RequestError as `generate` does.
         """
-        one = len(messages) > 0 and isinstance(messages[0], dict)
         prompts = [
             Prompt(
-                messages=list(conversation),
+                messages=conversation,
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 continue_final_message=continue_final_message,
                 template_kwargs=chat_template_kwargs or {},
             )
-            for conversation in ([messages] if one else messages)
+            for conversation in _conversations(messages)
         ]
         return self._run(prompts, sampling_params, use_tqdm)
 
@@ -172,6 +171,13 @@ def _configure_logging_unless_set_up(settings: LogSettings) -> None:
     """A script gets the lines of the server on stderr; an application keeps its own logging."""
     if not structlog.is_configured() and not logging.getLogger().handlers:
         configure_logging("llm", settings)
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    """A list of messages is one conversation; a list of lists of messages is several."""
+    if len(messages) > 0 and isinstance(messages[0], dict):
+        return [cast(Conversation, messages)]
+    return [list(conversation) for conversation in cast(Sequence[Conversation], messages)]
 
 
 def _as_prompt(given: PromptInput) -> Prompt:

