@@ -6,12 +6,15 @@ import pytest
 import torch
 from paged_driver import PagedDriver
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.worker_svc.loader import load_decoder
+from pagemesh.worker_svc.models.decoder import Decoder
 
-pytestmark = pytest.mark.model
+# transformers takes its time to read a GGUF.
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +27,9 @@ def decoder(smollm2_folder):
 def reference(smollm2_folder):
     """What transformers makes of the same file (from_pretrained would want `accelerate`)."""
     file = smollm2_folder / load_prepared(smollm2_folder).weights[0]
-    config = AutoConfig.from_pretrained(smollm2_folder, gguf_file=file.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    config = AutoConfig.from_pretrained(smollm2_folder)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
@@ -46,10 +50,10 @@ def test_logits_equal_transformers(decoder, reference):
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-3, rtol=1e-3)
 
 
-def test_bfloat16_stays_close(smollm2_folder, decoder):
+def test_bfloat16_stays_close(decoder):
     """The same top choice nearly everywhere: a wrong cast somewhere would break most of them."""
-    prepared = load_prepared(smollm2_folder)
-    narrow = load_decoder(smollm2_folder, prepared, dtype=torch.bfloat16, device="cpu")
+    narrow = Decoder(decoder.config, dtype=torch.bfloat16, device="cpu")
+    narrow.load_state_dict(decoder.state_dict())
     ids = torch.randint(
         decoder.config.vocab_size, (64,), generator=torch.Generator().manual_seed(0)
     )
