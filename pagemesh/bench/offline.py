@@ -96,26 +96,27 @@ class OfflineBench:
         self._now_s = now_s
         self._show = show
         for shape in _WARMUP_SHAPES:
-            self.seconds(fixed(*shape, salt="warm"))
+            self._seconds(fixed(*shape, salt="warm"), show=False)
 
     def seconds(self, workload: Workload) -> float:
         """How long the workload takes. Raises WrongAnswer when an answer is not complete."""
-        prompts = [
-            {"prompt_token_ids": ids}
-            for ids in workload.within(self._llm.card.vocab_tokens).prompts
-        ]
-        params = [_params(n_tokens, workload.temperature) for n_tokens in workload.max_tokens]
-        started_s = self._now_s()
-        outputs = self._llm.generate(prompts, params, use_tqdm=self._show)
-        elapsed_s = self._now_s() - started_s
-        _check(outputs, workload.max_tokens)
-        return elapsed_s
+        return self._seconds(workload, show=self._show)
 
     def does_not_fit(self, workload: Workload) -> str | None:
         longest, limit = workload.longest_tokens, self._llm.card.max_model_len
         if longest <= limit:
             return None
         return f"{longest} tokens are over the model's limit of {limit}"
+
+    def _seconds(self, workload: Workload, *, show: bool) -> float:
+        ids = workload.within(self._llm.card.vocab_tokens).prompts
+        prompts = [{"prompt_token_ids": one} for one in ids]
+        params = [_params(n_tokens, workload.temperature) for n_tokens in workload.max_tokens]
+        started_s = self._now_s()
+        outputs = self._llm.generate(prompts, params, use_tqdm=show)
+        elapsed_s = self._now_s() - started_s
+        _check(outputs, workload.max_tokens)
+        return elapsed_s
 
 
 def throughput(

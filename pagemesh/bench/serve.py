@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Final, NoReturn
 
@@ -43,9 +45,7 @@ def bench_serve(options: ServeOptions) -> Report:
     target = _target(options, server.url)
     jobs = _jobs(options, server, draw_requests(options, server))
     shares = split(target, jobs, options.max_concurrency, options.clients)
-    gc.collect()
-    gc.freeze()
-    with tqdm(total=len(jobs), unit="req") as bar:
+    with _quiet_collector(), tqdm(total=len(jobs), unit="req") as bar:
         results = run_shares(shares, lambda: _advance(bar))
     records = [record for result in results for record in result.records]
     return Report(
@@ -76,6 +76,17 @@ def draw_requests(options: ServeOptions, server: Server) -> list[BenchRequest]:
     return shared_prefix_requests(
         n_requests, prefixes, vocab_tokens=vocab, seed=seed, wording=wording
     )
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """No pauses for what is already there: the requests, encoded."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _advance(bar: tqdm[NoReturn]) -> None:
