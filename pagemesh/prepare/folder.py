@@ -35,6 +35,16 @@ def prepare(model: ModelSettings, *, report: Report = log_report) -> Path:
     `report` hears one sentence per long step. Several processes may call this at once. Raises
     StartupError, in one sentence, for a model that cannot be found, fetched, read or served.
     """
+    try:
+        return _prepare(model, report)
+    except OSError as error:
+        raise StartupError(
+            f"cannot prepare {model.model}: {error} (models are kept in {model.cache_dir}; "
+            "--cache-dir chooses another place)"
+        ) from error
+
+
+def _prepare(model: ModelSettings, report: Report) -> Path:
     target = prepared_folder(model)
     if Path(model.model).expanduser().resolve() == target:
         _check_links(target)

@@ -60,6 +60,8 @@ def resolve(model: ModelSettings, report: Report, check_config: Callable[[Path],
     when a name leads nowhere or its files cannot be fetched.
     """
     source = _model_source(model, report, check_config)
+    if model.revision and not source.revision:
+        raise StartupError(f"--revision {model.revision} is for Hub ids; {source.origin} has none")
     tokenizer = _tokenizer_folder(model) if model.tokenizer else None
     template = read_template(model.chat_template) if model.chat_template else None
     return replace(source, tokenizer=tokenizer, template=template)

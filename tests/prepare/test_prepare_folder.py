@@ -308,6 +308,17 @@ def test_missing_tokenizer_folder_is_refused(source: Path, options: Options) -> 
         prepare(options(source, tokenizer="/nowhere"))
 
 
+def test_revision_of_a_local_model_is_refused(source: Path, options: Options) -> None:
+    with pytest.raises(StartupError, match="--revision main is for Hub ids"):
+        prepare(options(source, revision="main"))
+
+
+def test_cache_that_cannot_be_written_is_a_sentence(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match=r"cannot prepare .*--cache-dir chooses another place"):
+        prepare(ModelSettings(model=str(source), cache_dir=str(tmp_path / "file")))
+
+
 def test_settings_defaults_name_the_builtin_model() -> None:
     from pagemesh.prepare.builtin import MODELS
 
