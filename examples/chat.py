@@ -9,7 +9,7 @@ import sys
 from openai import OpenAI
 
 
-def main(base_url: str = "http://127.0.0.1:8000/v1") -> None:
+def main(base_url: str = "http://127.0.0.1:8000/v1", max_tokens: str = "512") -> None:
     client = OpenAI(base_url=base_url, api_key="none")
     model = client.models.list().data[0].id
     messages: list[dict[str, str]] = []
@@ -17,7 +17,10 @@ def main(base_url: str = "http://127.0.0.1:8000/v1") -> None:
     while question := input("> ").strip():
         messages.append({"role": "user", "content": question})
         answer = ""
-        for chunk in client.chat.completions.create(model=model, messages=messages, stream=True):
+        stream = client.chat.completions.create(
+            model=model, messages=messages, max_tokens=int(max_tokens), stream=True
+        )
+        for chunk in stream:
             piece = chunk.choices[0].delta.content or ""
             print(piece, end="", flush=True)
             answer += piece

@@ -15,12 +15,12 @@ PROMPTS = [
 
 def main() -> None:
     llm = LLM(model="smollm2-135m-instruct", max_model_len=2048)
-    greedy = SamplingParams(temperature=0, max_tokens=16)
+    greedy = SamplingParams(temperature=0, max_tokens=8)
     for output in llm.generate(PROMPTS, greedy):
         print(f"{output.prompt!r} → {output.outputs[0].text!r}")
 
     conversation = [{"role": "user", "content": "Name three rivers."}]
-    varied = SamplingParams(n=2, seed=7, temperature=0.8, max_tokens=32)
+    varied = SamplingParams(n=2, seed=7, temperature=0.8, max_tokens=16)
     for choice in llm.chat(conversation, varied)[0].outputs:
         print(f"choice {choice.index}: {choice.text!r}")
 

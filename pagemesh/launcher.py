@@ -236,6 +236,7 @@ async def _not_ready(session: aiohttp.ClientSession, settings: Settings) -> str 
 
 async def _stop(supervisor: Supervisor, settings: Settings, stops: _Stops) -> None:
     """In order and with patience; at once when a second signal comes."""
+    log.info("stopping", again="once more to stop at once")
     grace_s = settings.mesh.drain_timeout_s + STOP_GRACE_S
     stopping = asyncio.create_task(supervisor.stop(grace_s))
     hurry = asyncio.create_task(stops.second.wait())

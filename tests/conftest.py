@@ -18,7 +18,12 @@ from pagemesh.prepare import prepare
 from pagemesh.shared.settings import ModelSettings
 from pagemesh.supervisor import guarded
 
-SMALL_MESH = ("--dtype", "float32", "--max-model-len", "2048", "--kv-cache-memory", "256MiB")
+SMALL_MESH = (
+    *("--dtype", "float32"),
+    *("--max-model-len", "2048"),
+    *("--kv-cache-memory", "256MiB"),
+    *("--log-level", "debug"),
+)
 
 
 @pytest.fixture(scope="session")

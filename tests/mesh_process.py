@@ -30,15 +30,25 @@ class MeshProcess(NamedTuple):
 
     def child(self, name: str) -> psutil.Process:
         """The process of one service, or `valkey`."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            command = child.cmdline()
-            is_service = command[-2:] == ["pagemesh.cli", name]
-            if is_service or (name == "valkey" and "valkey-server" in "".join(command)):
-                return child
-        raise AssertionError(f"no {name} among the children")
+        found = [child for child in self.children() if _is_named(child, name)]
+        assert len(found) == 1, f"{len(found)} children are called {name}"
+        return found[0]
+
+    def has_child(self, name: str) -> bool:
+        return any(_is_named(child, name) for child in self.children())
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def _is_named(process: psutil.Process, name: str) -> bool:
+    try:
+        command = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    if name == "valkey":
+        return any(word.endswith("/valkey-server") for word in command[:1])
+    return command[-2:] == ["pagemesh.cli", name]
 
 
 def serve_command(*flags: str) -> list[str]:
@@ -57,6 +67,14 @@ def free_port() -> int:
 @contextmanager
 def running_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
     """Serve on a free port until the block ends; ready when the block begins."""
+    with starting_mesh(folder, *flags) as mesh:
+        _wait_for_banner(mesh)
+        yield mesh
+
+
+@contextmanager
+def starting_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
+    """As `running_mesh`, but the block begins at once."""
     port = free_port()
     log = folder / "mesh.log"
     with log.open("w") as stderr:
@@ -68,7 +86,6 @@ def running_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
             env=clean_environ(),
         )
     try:
-        _wait_for_banner(process, log)
         yield MeshProcess(f"http://127.0.0.1:{port}", process, log)
     finally:
         if process.poll() is None:
@@ -78,12 +95,12 @@ def running_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
         process.stdout.close()
 
 
-def _wait_for_banner(process: subprocess.Popen[str], log: Path) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
+def _wait_for_banner(mesh: MeshProcess) -> None:
+    assert mesh.process.stdout is not None
+    for line in mesh.process.stdout:
         if line.startswith("pagemesh serves "):
             return
-    raise AssertionError(f"the mesh did not start:\n{log.read_text()}")
+    raise AssertionError(f"the mesh did not start:\n{mesh.log.read_text()}")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from mesh_process import MeshProcess, clean_environ
 
+pytestmark = pytest.mark.timeout(300)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.mesh
 def test_chat_keeps_the_conversation(mesh: MeshProcess) -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "chat.py"), f"{mesh.base_url}/v1"],
+        [sys.executable, str(EXAMPLES / "chat.py"), f"{mesh.base_url}/v1", "16"],
         input="My name is Ada.\nWhat is my name?\n\n",
         capture_output=True,
         text=True,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from typing import Any
 
 import aiohttp
 import openai
 import pytest
-from mesh_process import SERVICES, MeshProcess
+from mesh_process import SERVICES, MeshProcess, wait_until
 
 pytestmark = pytest.mark.mesh
 MODEL = "smollm2-135m-instruct"
@@ -60,7 +61,23 @@ def test_each_service_is_a_process_named_in_its_command_line(mesh: MeshProcess) 
         assert mesh.child(name).is_running()
 
 
-def test_the_log_is_json_with_request_ids_across_services(mesh: MeshProcess) -> None:
-    lines = [json.loads(line) for line in mesh.log.read_text().splitlines()]
+def test_every_log_line_is_json(mesh: MeshProcess) -> None:
+    lines = log_lines(mesh)
     assert {line["service"] for line in lines} >= set(SERVICES)
     assert all("event" in line and "level" in line for line in lines)
+
+
+def test_a_request_keeps_its_id_across_services(mesh: MeshProcess) -> None:
+    with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client:
+        request_id = client.chat.completions.create(**QUESTION).id
+
+    def services() -> set[str]:
+        return {line["service"] for line in log_lines(mesh) if line.get("request_id") == request_id}
+
+    # The lines travel through pipes; the answer may be quicker.
+    wait_until(lambda: services() >= {"gateway", "tokenizer"}, timeout_s=10)
+
+
+def log_lines(mesh: MeshProcess) -> list[dict[str, Any]]:
+    whole = mesh.log.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]

@@ -13,12 +13,22 @@ import psutil
 import pytest
 import requests
 from conftest import SMALL_MESH
-from mesh_process import SERVICES, STOP_TIMEOUT_S, MeshProcess, running_mesh, wait_until
+from mesh_process import (
+    SERVICES,
+    STOP_TIMEOUT_S,
+    MeshProcess,
+    running_mesh,
+    starting_mesh,
+    wait_until,
+)
 
-pytestmark = pytest.mark.mesh
-RECOVERY_S: Final = 60.0
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+# A worker that starts anew loads its model, here beside whatever else the machine does.
+RECOVERY_S: Final = 100.0
+PATIENT: Final = ("--request-timeout-s", "100")
 # Heartbeats notice a frozen peer within three seconds; the rest is patience with a busy machine.
 FROZEN_NOTICED_S: Final = 15.0
+DUMMY_MESH: Final = (*SMALL_MESH, "--load-format", "dummy")
 STORY: Final[dict[str, Any]] = {
     "model": "smollm2-135m-instruct",
     "prompt": "Once upon a time there was a page table",
@@ -30,7 +40,7 @@ STORY: Final[dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def victim(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     """A mesh of this module alone, to be hurt."""
-    with running_mesh(tmp_path_factory.mktemp("victim"), *SMALL_MESH) as mesh:
+    with running_mesh(tmp_path_factory.mktemp("victim"), *SMALL_MESH, *PATIENT) as mesh:
         yield mesh
 
 
@@ -95,10 +105,39 @@ def test_a_frozen_worker_makes_the_mesh_unready_until_it_thaws(victim: MeshProce
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGKILL, -9)])
 def test_nothing_outlives_the_parent(signum: signal.Signals, code: int, tmp_path: Path) -> None:
-    with running_mesh(tmp_path, *SMALL_MESH, "--load-format", "dummy") as mesh:
+    with running_mesh(tmp_path, *DUMMY_MESH) as mesh:
         children = mesh.children()
         assert len(children) == len(SERVICES) + 1
         mesh.process.send_signal(signum)
         assert mesh.process.wait(STOP_TIMEOUT_S) == code
-        _, alive = psutil.wait_procs(children, timeout=STOP_TIMEOUT_S)
-        assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
+        assert_gone(children)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGKILL, -9)])
+def test_nothing_outlives_a_parent_that_ends_while_starting(
+    signum: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    with starting_mesh(tmp_path, *DUMMY_MESH) as mesh:
+        wait_until(lambda: mesh.has_child("gateway"), RECOVERY_S)
+        children = mesh.children()
+        mesh.process.send_signal(signum)
+        assert mesh.process.wait(STOP_TIMEOUT_S) == code
+        assert_gone(children)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    with running_mesh(tmp_path, *DUMMY_MESH) as mesh:
+        children = mesh.children()
+        # A frozen gateway holds up the orderly stop until its patience ends.
+        mesh.child("gateway").suspend()
+        mesh.process.send_signal(signal.SIGINT)
+        wait_until(lambda: "stopping" in mesh.log.read_text(), RECOVERY_S)
+        mesh.process.send_signal(signal.SIGINT)
+        assert mesh.process.wait(STOP_TIMEOUT_S) == 0
+        assert "killing_child" not in mesh.log.read_text()
+        assert_gone(children)
+
+
+def assert_gone(children: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(children, timeout=STOP_TIMEOUT_S)
+    assert [child for child in alive if child.status() != psutil.STATUS_ZOMBIE] == []
