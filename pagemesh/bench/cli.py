@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pagemesh.bench.options import ServeOptions, add_serve_flags, count
+from pagemesh.bench.options import ServeOptions, add_serve_flags, count, output_file
 from pagemesh.bench.workloads import HIGHEST_ID, LATENCY_PRESETS, PRESETS, Workload, fixed
 from pagemesh.flags import Parser, add_setting_flags, load_given, normal_argv, refuse_unknown
 from pagemesh.shared.errors import SettingsError
@@ -53,7 +53,9 @@ def _add_local_flags(command: str, parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--num-iters", type=count, metavar="N", help=f"repeats (default: {_REPEATS})"
     )
-    group.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    group.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the figures to this file"
+    )
     if command != "startup":
         names = PRESETS if command == "throughput" else LATENCY_PRESETS
         group.add_argument(

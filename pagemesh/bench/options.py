@@ -58,7 +58,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     result = parser.add_argument_group("result")
     _add(result, "--goodput", "limits in ms of good requests: ttft:200 tpot:50 e2el:1000",
          nargs="+", action=_Goodput, metavar="METRIC:MS")  # fmt: skip
-    _add(result, "--json", "write the figures to this file", type=Path, metavar="FILE")
+    _add(result, "--json", "write the figures to this file", type=output_file, metavar="FILE")
 
 
 def count(text: str) -> int:
@@ -66,6 +66,14 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
     return int(text)
+
+
+def output_file(text: str) -> Path:
+    """An argparse type: refused before the run rather than after it."""
+    path = Path(text)
+    if not path.parent.is_dir() or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
