@@ -39,7 +39,7 @@ def sample(scaled: Tensor, keys: Tensor) -> Tensor:
     vocab_tokens = scaled.shape[1]
     vocabulary = torch.arange(vocab_tokens, dtype=torch.int32, device=scaled.device)
     rows = max(1, _NOISE_ELEMENTS // vocab_tokens)
-    parts = zip(scaled.split(rows), keys.unsqueeze(1).split(rows), strict=True)
+    parts = zip(torch.split(scaled, rows), torch.split(keys.unsqueeze(1), rows), strict=True)
     return torch.cat([argmax(gumbel(key, vocabulary).add_(part)) for part, key in parts])
 
 

@@ -41,5 +41,5 @@ def where(mask: Tensor) -> tuple[Tensor, Tensor]:
     if mask.device.type != "cpu":
         rows, columns = mask.nonzero(as_tuple=True)
         return rows, columns
-    rows, columns = np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1])
-    return torch.from_numpy(rows), torch.from_numpy(columns)
+    places = np.divmod(np.flatnonzero(mask.numpy()), mask.shape[1])
+    return torch.from_numpy(places[0]), torch.from_numpy(places[1])

@@ -178,7 +178,7 @@ def _weights_bytes(decoder: Decoder) -> int:
 def _no_memory(name: str, detail: str) -> StartupError:
     return StartupError(
         f"not enough memory for {name} ({detail}; {show_bytes(available_bytes())} are available): "
-        "free memory, lower --kv-cache-memory, or serve a smaller model"
+        "free memory, lower --kv-cache-memory or --max-num-seqs, or serve a smaller model"
     )
 
 

@@ -29,22 +29,21 @@ class ResultBuilder:
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._failed: list[tuple[int, str]] = []
 
-    def add(self, rows: Rows, sampled: SampledRows | None, prompts: list[PromptScores]) -> None:
+    def add(self, rows: Rows, sampled: SampledRows, prompts: list[PromptScores]) -> None:
         """`rows` were computed; `sampled` has an entry for each of them that samples."""
-        if sampled is not None:
-            index = rows.index[rows.samples]
-            self._sampled[index] = sampled.tokens.numpy(force=True)
-            self._nonfinite.update(index[~sampled.finite].tolist())
-            if sampled.logprobs is not None:
-                self._add_logprobs(index, sampled, sampled.logprobs)
+        index = rows.index[rows.samples]
+        self._sampled[index] = sampled.tokens.numpy(force=True)
+        self._nonfinite.update(index[~sampled.finite].tolist())
+        if sampled.logprobs is not None:
+            self._add_logprobs(index, sampled, sampled.logprobs)
         for score in prompts:
             self._add_prompt(int(rows.index[score.row]), score)
 
-    def fail(self, rows: Rows, error: Exception) -> None:
-        self._failed.extend((row, describe(error)) for row in rows.index.tolist())
+    def fail(self, rows: Rows, reason: str) -> None:
+        self._failed.extend((row, reason) for row in rows.index.tolist())
 
-    def fail_all(self, error: Exception) -> None:
-        self._failed = [(row, describe(error)) for row in range(len(self._sampled))]
+    def fail_all(self, reason: str) -> None:
+        self._failed = [(row, reason) for row in range(len(self._sampled))]
 
     def build(self, elapsed_s: float) -> StepResult:
         return StepResult(

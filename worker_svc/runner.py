@@ -15,8 +15,8 @@ from pagemesh.shared.wire import Capacity, ModelCard, Step, StepResult
 from pagemesh.worker_svc.batch import Batch, Ints, Rows, unpack
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, score_prompt
-from pagemesh.worker_svc.results import ResultBuilder
-from pagemesh.worker_svc.sampler import SampledRows, Sampler
+from pagemesh.worker_svc.results import ResultBuilder, describe
+from pagemesh.worker_svc.sampler import SampledRows, Sampler, no_rows
 from pagemesh.worker_svc.sampling_state import PENALISED, PROMPT_LOGPROBS, SamplingState
 from pagemesh.worker_svc.step_model import StepModel
 
@@ -36,9 +36,9 @@ class StepGap(PagemeshError):
 
 
 class Computed(NamedTuple):
-    """What the model gave for some rows. `sampled` is None when none of them samples."""
+    """What the model gave for some rows; `sampled` has an entry for each of them that samples."""
 
-    sampled: SampledRows | None
+    sampled: SampledRows
     prompts: list[PromptScores]
 
 
@@ -106,7 +106,7 @@ class Runner:
         except Exception as error:
             log.exception("step_refused", step=step.step)
             self._forget()
-            result.fail_all(error)
+            result.fail_all(describe(error))
         else:
             if len(rows) > 0:
                 self._compute(rows, result)
@@ -144,23 +144,31 @@ class Runner:
     def _compute(self, rows: Rows, result: ResultBuilder) -> None:
         """Rows that cannot be computed together are tried in halves: one bad request fails alone,
         and a step too large for the memory passes in parts."""
-        try:
-            computed = self._run_model(rows)
-        except Exception as error:
-            if len(rows) > 1:
-                log.warning("step_split", step=result.step, rows=len(rows), error=str(error))
-                for half in rows.halves():
-                    self._compute(half, result)
-                return
-            log.exception("row_failed", step=result.step, slot=int(rows.slots[0]))
-            self._commit(rows, torch.zeros(int(rows.samples.sum()), dtype=torch.int64))
-            result.fail(rows, error)
-        else:
-            if computed.sampled is not None:
-                self._commit(rows, computed.sampled.tokens)
-            else:
-                self._commit(rows, torch.empty(0, dtype=torch.int64))
+        computed = self._try(rows, result.step)
+        if isinstance(computed, Computed):
+            self._commit(rows, computed.sampled.tokens)
             result.add(rows, computed.sampled, computed.prompts)
+        elif len(rows) > 1:
+            for half in rows.halves():
+                self._compute(half, result)
+        else:
+            # Steps already planned count on the token that this row should have sampled.
+            owed = int(rows.samples.sum())
+            self._commit(rows, torch.zeros(owed, dtype=torch.int64, device=self._device))
+            result.fail(rows, computed)
+
+    def _try(self, rows: Rows, step: int) -> Computed | str:
+        """What the model gives, or why it cannot. The exception ends here: it holds on to the
+        tensors of the failed attempt."""
+        try:
+            return self._run_model(rows)
+        except Exception as error:
+            reason = describe(error)
+            if len(rows) > 1:
+                log.warning("step_split", step=step, rows=len(rows), reason=reason)
+            else:
+                log.exception("row_failed", step=step, slot=int(rows.slots[0]))
+            return reason
 
     def _run_model(self, rows: Rows) -> Computed:
         """Changes the KV pool only, with the same values if it is run again."""
@@ -169,7 +177,7 @@ class Runner:
         ends = np.cumsum(rows.n_tokens)
         prompts = self._score_prompts(rows, hidden, ends)
         if not rows.samples.any():
-            return Computed(None, prompts)
+            return Computed(no_rows(self._device), prompts)
         last = torch.from_numpy(ends[rows.samples] - 1).to(self._device)
         slots = rows.slots[rows.samples]
         positions = self._batch.known[slots]

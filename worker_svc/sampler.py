@@ -40,6 +40,12 @@ class SampledRows:
     logprobs: Logprobs | None
 
 
+def no_rows(device: torch.device) -> SampledRows:
+    none = np.empty(0, np.int64)
+    tokens = torch.empty(0, dtype=torch.int64, device=device)
+    return SampledRows(tokens, np.empty(0, np.bool_), none, none, None)
+
+
 class Sampler:
     """Applies each row's parameters in vLLM's order: bias and bans, penalties, temperature, min_p,
     top_k, top_p. What no row of the batch needs is not computed."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import aiohttp
 import pytest
+import structlog
 from torch import Tensor
 from worker_harness import GREEDY, Driver, alone, tiny_runner
 
@@ -29,6 +30,7 @@ from pagemesh.shared.wire import (
     Hello,
     Message,
     NeedSnapshot,
+    Step,
     StepResult,
     pack_ids,
     unpack_ids,
@@ -228,6 +230,57 @@ async def test_health_answers_while_a_step_computes(
         gate.open.set()
         assert await scheduler.tokens() == alone(decoder, PROMPT, GREEDY, 1)
         assert (await worker.get("/ready"))[0] == 200
+
+
+async def test_a_step_that_hangs_is_reported_with_what_it_does(
+    start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "WATCH_PERIOD_S", 0.001)
+    monkeypatch.setattr(service_module, "STUCK_STEP_S", 0.0)
+    reported = asyncio.Event()
+    entries: list[dict[str, object]] = []
+
+    def note(_: object, __: str, entry: dict[str, object]) -> dict[str, object]:
+        if entry["event"] == "step_stuck":
+            entries.append(entry)
+            reported.set()
+        raise structlog.DropEvent
+
+    monkeypatch.setattr(service_module, "log", structlog.wrap_logger(None, processors=[note]))
+    gate = Gate(decoder)
+    async with (
+        start(lambda _settings, _report: tiny_runner(gate)) as worker,
+        worker.scheduler() as scheduler,
+    ):
+        await scheduler.engines()
+        books = driver()
+        books.enter(0, PROMPT)
+        scheduler.link.send(books.plan({0: 4}))
+        await reported.wait()
+        gate.open.set()
+        await scheduler.tokens()
+    assert len(entries) == 1
+    assert "in forward" in str(entries[0]["stack"])
+
+
+async def test_a_runner_that_breaks_costs_its_scheduler_the_link(
+    start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: Step) -> StepResult:
+        raise AssertionError("a bug")
+
+    runner = tiny_runner(decoder)
+    async with start(lambda _settings, _report: runner) as worker:
+        async with worker.scheduler() as scheduler:
+            await scheduler.engines()
+            with monkeypatch.context() as patch:
+                patch.setattr(runner, "execute", broken)
+                scheduler.link.send(driver().plan({}))
+                assert await scheduler.ended()
+        async with worker.scheduler() as scheduler:
+            await scheduler.engines()
+            scheduler.link.send(driver().plan({}))
+            assert await scheduler.tokens() == []
 
 
 async def test_the_youngest_scheduler_commands_and_the_next_takes_over_from_an_empty_batch(

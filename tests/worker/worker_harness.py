@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import (
@@ -27,6 +29,16 @@ BLOCK_TOKENS = 4
 EOS = 5
 GREEDY = SamplingParams(temperature=0.0)
 CPU = torch.device("cpu")
+RANDOM = SamplingParams(temperature=1.3)
+PARAMS = [
+    GREEDY,
+    RANDOM,
+    SamplingParams(temperature=0.9, top_p=0.8, top_k=20),
+    SamplingParams(temperature=1.5, min_p=0.05, repetition_penalty=1.4),
+    SamplingParams(temperature=0.7, frequency_penalty=0.8, presence_penalty=-0.4, logprobs=2),
+    SamplingParams(temperature=1.1, min_tokens=6, logit_bias={EOS: 20.0, 40: -3.0}),
+]
+PROMPT = [11, 3, 60, 7, 7, 29, 80]
 CONFIG = DecoderConfig.from_dict(
     {
         "architectures": ["LlamaForCausalLM"],
@@ -179,3 +191,12 @@ def alone(
     driver = Driver(tiny_runner(model))
     driver.enter(0, ids, params, seed=seed, n_prompt=n_prompt)
     return [unpack_ids(driver.run({0: driver.left(0)}).sampled)[0] for _ in range(n)]
+
+
+def steps(driver: Driver, slot: int, n: int) -> list[int]:
+    """`n` tokens of a slot whose prompt is computed, one step each."""
+    return [unpack_ids(driver.run({slot: 1}).sampled)[0] for _ in range(n)]
+
+
+def floats(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, "<f4").copy())
