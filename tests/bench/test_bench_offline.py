@@ -1,0 +1,184 @@
+"""Throughput and latency, with a scripted engine and clock, and with a real tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import MAX_TOKENS, VOCAB_TOKENS, save_tiny_llama
+
+from pagemesh import cli
+from pagemesh.bench.offline import (
+    LatencyFigure,
+    OfflineBench,
+    Skipped,
+    ThroughputRun,
+    WrongAnswer,
+    latency,
+    throughput,
+)
+from pagemesh.bench.workloads import PREFILL_LENS, STEP_BATCHES, fixed
+from pagemesh.outputs import CompletionOutput, RequestOutput
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import ModelCard
+
+STEP_S = 0.25
+PREFILL_S_PER_TOKEN = 0.0625
+
+
+class ScriptedEngine:
+    """Takes a fixed time a prompt token and a fixed time a decode step, all requests at once."""
+
+    def __init__(self, max_model_len: int = 8448, vocab_tokens: int = 500) -> None:
+        self.now_s = 0.0
+        self.seen: list[tuple[int, ...]] = []
+        self.params: list[SamplingParams] = []
+        self.short_by = 0
+        self.card = ModelCard(["m"], vocab_tokens, max_model_len, 16, "float32", [1], None, "f", 0)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def generate(
+        self, prompts: Any, sampling_params: Sequence[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        ids = [prompt["prompt_token_ids"] for prompt in prompts]
+        self.seen += map(tuple, ids)
+        self.params += sampling_params
+        lengths = [params.max_tokens or 0 for params in sampling_params]
+        self.now_s += sum(map(len, ids)) * PREFILL_S_PER_TOKEN + (max(lengths) - 1) * STEP_S
+        return [
+            RequestOutput(str(i), None, [], [CompletionOutput(0, token_ids=[0] * n)])
+            for i, n in enumerate(n - self.short_by for n in lengths)
+        ]
+
+
+def bench_of(engine: ScriptedEngine) -> OfflineBench:
+    return OfflineBench(engine, engine.clock, show=False)
+
+
+def test_throughput_counts_prefill_and_decoding() -> None:
+    engine = ScriptedEngine()
+    draws = {"mine": lambda repeat: fixed(4, 8, 9, repeat)}
+    runs = list(throughput(bench_of(engine), draws, 2))
+    # 32 prompt tokens and 8 steps after the first token
+    assert runs == [ThroughputRun("mine", repeat, 4.0, 4, 32, 36) for repeat in (0, 1)]
+    assert isinstance(runs[0], ThroughputRun)
+    assert runs[0].output_throughput == 9.0
+    assert runs[0].total_token_throughput == 17.0
+    assert runs[0].request_throughput == 1.0
+
+
+def test_latency_parts_the_first_token_from_decoding() -> None:
+    figures = list(latency(bench_of(ScriptedEngine()), ["W4", "W5"], 2))
+    assert figures == [
+        LatencyFigure("W4", "first token", [8_000.0, 8_000.0]),
+        LatencyFigure("W4", "a token after it", [250.0, 250.0]),
+        LatencyFigure("W5", "first token", [256_000.0, 256_000.0]),
+        LatencyFigure("W5", "a token after it", [250.0, 250.0]),
+    ]
+
+
+def test_steps_and_prefills() -> None:
+    figures = list(latency(bench_of(ScriptedEngine()), ["STEP", "PREFILL"], 1))
+    assert figures == [
+        *(LatencyFigure(f"STEP{batch}", "a decode step", [250.0]) for batch in STEP_BATCHES),
+        *(LatencyFigure(f"PREFILL{n}", "first token", [n * 62.5]) for n in PREFILL_LENS),
+    ]
+
+
+def test_no_prompt_comes_twice_so_no_cache_helps() -> None:
+    engine = ScriptedEngine(vocab_tokens=200_000)
+    list(latency(bench_of(engine), ["W4", "W5", "STEP", "PREFILL"], 2))
+    assert len(set(engine.seen)) == len(engine.seen)
+
+
+def test_ids_fit_the_vocabulary_and_nothing_ends_early() -> None:
+    engine = ScriptedEngine(vocab_tokens=50)
+    list(throughput(bench_of(engine), {"mine": lambda repeat: fixed(4, 8, 9, repeat)}, 1))
+    assert all(0 <= token_id < 50 for ids in engine.seen for token_id in ids)
+    assert all(params.ignore_eos for params in engine.params)
+
+
+def test_what_the_model_cannot_hold_is_skipped_and_named() -> None:
+    bench = bench_of(ScriptedEngine(max_model_len=200))
+    rows = [*latency(bench, ["STEP", "PREFILL"], 1), *latency(bench, ["W4"], 1)]
+    skipped = {row.workload for row in rows if isinstance(row, Skipped)}
+    measured = {row.workload for row in rows if isinstance(row, LatencyFigure)}
+    assert measured == {"PREFILL128"}
+    assert skipped == {
+        *(f"STEP{batch}" for batch in STEP_BATCHES),
+        *(f"PREFILL{n}" for n in PREFILL_LENS[1:]),
+        "W4",
+    }
+    assert Skipped("W4", "384 tokens are over the model's limit of 200") in rows
+
+
+def test_a_short_answer_is_no_measurement() -> None:
+    engine = ScriptedEngine()
+    bench = bench_of(engine)
+    engine.short_by = 1
+    with pytest.raises(WrongAnswer, match="has 8 of 9 tokens"):
+        bench.seconds(fixed(2, 8, 9))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> list[str]:
+    """Flags for a real model that is small."""
+    folder = save_tiny_llama(tmp_path / "tiny")
+    flags = ["--dtype", "float32", "--threads", "1", "--kv-cache-memory", "4MiB"]
+    return [str(folder), *flags, "--cache-dir", str(tmp_path / "cache")]
+
+
+def test_both_commands_with_a_real_model(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "figures.json"
+    own = ["--num-prompts", "3", "--input-len", "20", "--output-len", "5", "--num-iters", "2"]
+    assert cli.main(["bench", "throughput", *tiny, *own, "--json", str(path)]) == 0
+    throughput_figures = json.loads(path.read_text())
+    assert [row["workload"] for row in throughput_figures["rows"]] == ["3x20x5"] * 2
+    assert all(row["output_tokens"] == 15 for row in throughput_figures["rows"])
+    assert all(row["output_throughput"] > 0 for row in throughput_figures["rows"])
+    note = f"Token ids are taken modulo the model's vocabulary of {VOCAB_TOKENS}."
+    assert throughput_figures["notes"] == [note]
+
+    wanted = ["--workload", "W4", "--num-iters", "1"]
+    assert cli.main(["bench", "latency", *tiny, *wanted, "--json", str(path)]) == 0
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row == {
+        "workload": "W4",
+        "skipped": f"384 tokens are over the model's limit of {MAX_TOKENS}",
+    }
+    out = capsys.readouterr().out
+    assert note in out
+    assert "output tok/s" in out
+    assert "W4           skipped: 384 tokens" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["throughput", "--workload", "W9"], "invalid choice: 'W9'"),
+        (["latency", "--workload", "W1"], "invalid choice: 'W1'"),
+        (["throughput", "--input-len", "5"], "give either --workload, or all of --num-prompts"),
+        (
+            ["throughput", "--workload", "W4", "--num-prompts", "1", "--input-len", "5",
+             "--output-len", "5"],
+            "give either --workload, or all of",
+        ),
+        (["startup", "--num-iter", "1"], "the nearest is --num-iters"),
+        (["startup", "--max-num-seqs", "x"], "max_num_seqs = 'x'"),
+        (["latency", "a", "--model", "b", "--workload", "W4"], "two models are given"),
+        (["warmth"], "invalid choice: 'warmth'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_one_line(
+    argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *argv]) == cli.EXIT_STARTUP
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
