@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import json
 import shutil
 import subprocess
@@ -346,6 +347,17 @@ def test_worker_that_lost_its_batch_gets_it_again(
         patch.setattr(runner, "execute", forgetting)
         assert ids_of(llm.generate(["a", "b"], WARM)) == expected
     assert state_of(llm) == (0, 0, 0.0)
+
+
+def test_dropped_llm_ends_its_thread(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    llm.generate("a", GREEDY)
+    (thread,) = llm._loop._thread._threads
+    assert thread.is_alive()
+    del llm
+    gc.collect()
+    thread.join(timeout=60)
+    assert not thread.is_alive()
 
 
 def test_request_with_broken_numbers_fails_alone(
