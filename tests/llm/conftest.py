@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llm_helpers import MakeLLM
 from tiny_llama import save_tiny_llama
 
 from pagemesh import LLM
-
-MakeLLM = Callable[..., LLM]
 
 
 @pytest.fixture(scope="session")
