@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING, Final
 
 from pagemesh.shared.wire import (
@@ -91,8 +90,8 @@ class Client:
         return rows.start + n_rows
 
     def _clear(self) -> None:
-        self.keys: array[int] = array("i")
-        self.ids: array[int] = array("i")
+        self.keys: list[int] = []
+        self.ids: list[int] = []
         self.ended: list[Ended] = []
         self.started: list[tuple[int, int]] = []
         self.logprobs: list[LogprobRow] = []

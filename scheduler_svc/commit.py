@@ -68,7 +68,8 @@ class StepWriter:
                 continue
             # What a fork shares may still be in flight; it publishes what its leader did not.
             self._cache.begin(request, 0)
-            prefix.forked_from.forks.append(request)
+            if prefix.forked_from.confirmed < request.n_prompt:
+                prefix.forked_from.forks.append(request)
             if prefix.copy_from is not None:
                 copies += (prefix.copy_from, blocks[len(prefix.blocks)])
         return copies
@@ -97,8 +98,6 @@ class StepWriter:
         prefills = [*schedule.rows.chunks, *((a.request, a.n_tokens) for a in schedule.admissions)]
         prefills.sort(key=lambda row: row[1] > 1)
         for request, n in prefills:
-            if request.computed < request.n_prompt <= request.computed + n:
-                request.prompt_step = self.step
             request.computed += n
             caught_up = request.computed == request.length
             request.length += caught_up

@@ -45,7 +45,8 @@ class Engine:
     """The scheduler core of one worker group. `epoch` is the worker's incarnation; steps are
     numbered after `after_step`, the last one that an earlier engine sent over the same link.
 
-    Raises SettingsError when chunked prefill is off and a full prompt does not fit one step.
+    Raises SettingsError when the pool is empty, or when chunked prefill is off and a full prompt
+    does not fit one step.
     """
 
     def __init__(
@@ -271,6 +272,8 @@ class Engine:
 
 def _limits(card: ModelCard, capacity: Capacity, settings: SchedulerSettings) -> Limits:
     budget = capacity.max_num_batched_tokens
+    if capacity.num_blocks < 2:
+        raise SettingsError("the KV pool has no block for requests", key="kv_cache_memory")
     if not settings.enable_chunked_prefill and budget < card.max_model_len:
         raise SettingsError(
             f"without chunked prefill a step must hold a whole prompt: --max-num-batched-tokens "

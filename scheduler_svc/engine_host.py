@@ -15,7 +15,7 @@ from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.wire import NeedSnapshot, StepResult, Submit, Tokens
 
-OVERDUE_S: Final = 30.0
+OVERDUE_S: Final = 60.0
 AUDIT_AFTER_S: Final = 1.0
 
 Deliver = Callable[[dict[str, Tokens]], None]
@@ -84,7 +84,7 @@ class EngineHost:
 
     def audit_if_idle(self) -> None:
         """Once per idle spell: the books must say that everything is free."""
-        if self._audited or self.engine.idle_for_s(time.monotonic()) < AUDIT_AFTER_S:
+        if self._audited or self.engine.idle_for_s(time.monotonic()) <= AUDIT_AFTER_S:
             return
         self._audited = True
         findings = self.engine.audit()

@@ -76,12 +76,11 @@ class Lifecycle:
 
     def fail(self, request: Request, error: WireError, step: int) -> None:
         """End `request` in failure: what it computed in `step` is worthless. So is what forks took
-        over from a prompt that `step` was to compute, even if the request itself is over."""
+        over before that was known, even if the request itself is over."""
         self._fail(request, error)
-        if step <= request.prompt_step:
-            for fork in request.forks:
-                if fork.admitted_step > step:
-                    self._fail(fork, error)
+        for fork in request.forks:
+            if fork.admitted_step > step:
+                self._fail(fork, error)
 
     def _fail(self, request: Request, error: WireError) -> None:
         """What it computed before is suspect, so the cache forgets it."""

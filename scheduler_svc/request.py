@@ -69,7 +69,6 @@ class Request:
         "preemptions",
         "prefill_only",
         "prompt_logprobs_from",
-        "prompt_step",
         "publish_at",
         "published",
         "request_id",
@@ -136,9 +135,7 @@ class Request:
         self.followers: list[Request] = []
         """Choices of the same prompt waiting for this one to compute it."""
         self.forks: list[Request] = []
-        """Choices that began with blocks of this one."""
-        self.prompt_step = 0
-        """The step that computes the last of the prompt, once it is planned."""
+        """Choices that began with blocks of this one before their content was confirmed."""
 
         self.slot = -1
         self.blocks: list[int] = []

@@ -188,6 +188,7 @@ class SchedulerService:
             return None
         host = EngineHost(engine, link, self._deliver, self._settled.set)
         self._hosts[status.engine_id] = host
+        self._refused = None
         log.info("engine_up", engine=status.engine_id, model=status.card.names[0])
         return host
 

@@ -101,12 +101,16 @@ class BlockMachine(RuleBasedStateMachine):
             table.published = i + 1
 
     @precondition(lambda self: self.tables)
-    @rule(pick=st.integers(0))
-    def release(self, pick: int) -> None:
-        table = self.tables.pop(pick % len(self.tables))
-        gain = self.manager.gain([table.blocks])
+    @rule(pick=st.integers(0), n=st.integers(1, 3))
+    def release(self, pick: int, n: int) -> None:
+        """Several requests leave at once; what they share comes free only with the last."""
+        first = pick % len(self.tables)
+        leaving = self.tables[first : first + n]
+        del self.tables[first : first + n]
+        gain = self.manager.gain([table.blocks for table in leaving])
         before = self.manager.free
-        self.manager.release(table.blocks)
+        for table in leaving:
+            self.manager.release(table.blocks)
         assert self.manager.free == before + gain
 
     @precondition(lambda self: self.tables)

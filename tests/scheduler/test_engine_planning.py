@@ -183,11 +183,16 @@ def test_the_victim_is_the_latest_or_the_least_important(policy: str, victim: in
 
 
 def test_a_step_that_preempts_admits_nobody() -> None:
-    driver = crowded()
-    driver.submit(make_submit(9, prompt(1, 7), max_tokens=1))
+    """Even where the victim leaves more room than the others need."""
+    driver = Driver(capacity=make_capacity(num_blocks=7), watermark=0.0, run_ahead_depth=1)
+    driver.submit(make_submit(1, prompt(8), max_tokens=9))
+    driver.submit(make_submit(2, prompt(16, 4), max_tokens=5))
+    driver.step()
+    driver.submit(make_submit(3, prompt(1, 5), max_tokens=1))
     step = driver.step()
-    assert unpack_ids(step.gone)
+    assert unpack_ids(step.gone) == [1]
     assert not step.new
+    driver.run()
 
 
 def test_preemption_is_logged_with_its_remedies(log_lines: list[EventDict]) -> None:
@@ -202,14 +207,41 @@ def test_preemption_is_logged_with_its_remedies(log_lines: list[EventDict]) -> N
 
 
 def test_a_preempted_request_returns_only_when_everyone_can_grow() -> None:
-    driver = crowded()
+    """When the second request ends, the third would just fit, and would be preempted again."""
+    driver = Driver(capacity=make_capacity(num_blocks=6), watermark=0.0, run_ahead_depth=1)
+    driver.submit(make_submit(1, prompt(4), max_tokens=6))
+    driver.submit(make_submit(2, prompt(3, 4), max_tokens=2))
+    driver.submit(make_submit(3, prompt(11, 5), max_tokens=3))
     driver.step()
+    assert unpack_ids(driver.step().gone) == [2]
     stats = driver.engine.stats()
-    assert (stats.running, stats.waiting) == (2, 1)
-    for _ in range(3):
-        assert not driver.step().new
+    assert (stats.running, stats.waiting) == (1, 1)
+    assert not driver.step().new
     driver.run()
     assert driver.engine.stats().preemptions_total == 1
+
+
+def test_blocks_that_a_victim_shares_are_not_freed_by_it() -> None:
+    """Two requests need a block each; the fork has one of its own, so its leader goes too."""
+    driver = Driver(
+        capacity=make_capacity(num_blocks=7, budget=30),
+        watermark=0.0,
+        run_ahead_depth=1,
+        prefix_caching=False,
+    )
+    driver.submit(make_submit(1, prompt(3), max_tokens=6))
+    driver.submit(make_submit(2, prompt(3, 4), max_tokens=6))
+    for choice in range(2):
+        submit = make_submit(3 + choice, prompt(10, 5), max_tokens=4, group="g", choice=choice)
+        driver.submit(submit)
+    driver.step()
+    assert len(driver.step().new) == 1
+    assert driver.engine.stats().kv_usage == 1.0
+    assert len(unpack_ids(driver.step().gone)) == 2
+    driver.run()
+    for key, n, token, n_answer in ((1, 3, 3, 6), (2, 3, 4, 6), (3, 10, 5, 4), (4, 10, 5, 4)):
+        answer = driver.seen["tokenizer-1", key]
+        assert answer.ids == expected_answer(prompt(n, token), n_answer)
 
 
 def test_stale_results_still_bring_their_tokens_in_order() -> None:
@@ -235,6 +267,25 @@ def test_stale_results_still_bring_their_tokens_in_order() -> None:
         assert answer.ids == expected_answer(prompt(7, 3 + key), 5)
     [new] = [new for step in driver.steps[3:] for new in step.new]
     assert len(unpack_ids(new.ids)) == 7 + 2
+
+
+def test_a_preempted_request_waits_for_its_stale_results_even_if_there_is_room() -> None:
+    driver = Driver(
+        capacity=make_capacity(num_blocks=7),
+        watermark=0.0,
+        run_ahead_depth=4,
+        prefix_caching=False,
+    )
+    for key in range(3):
+        driver.submit(make_submit(key, prompt(7, 3 + key), max_tokens=5))
+    for _ in range(3):
+        driver.plan()
+    driver.engine.end("tokenizer-1", [0], "abort", 0.0)
+    step = driver.plan()
+    assert not step.new if step else True
+    assert driver.engine.stats().waiting == 1
+    driver.run()
+    assert driver.seen["tokenizer-1", 2].ids == expected_answer(prompt(7, 5), 5)
 
 
 def test_a_stale_token_may_end_a_waiting_request() -> None:

@@ -14,8 +14,9 @@ from scheduler_helpers import (
     make_submit,
 )
 
+from pagemesh.scheduler_svc.client import Client
 from pagemesh.shared.hashing import chain_hashes
-from pagemesh.shared.wire import NewRow, pack_ids, unpack_ids
+from pagemesh.shared.wire import NewRow, PromptLogprobs, pack_ids, unpack_ids
 
 PROMPT = list(range(3, 14))
 
@@ -101,6 +102,33 @@ def test_prompt_logprobs_are_delivered_once_whatever_happens_on_the_way() -> Non
     driver.run()
     assert driver.engine.counters.preemptions > 0
     assert [answer.prompt_positions for answer in seen] == [list(range(1, 11))] * 3
+
+
+@pytest.mark.parametrize(
+    ("start", "n_rows", "wanted_from", "passed", "next_wanted"),
+    [
+        (1, 4, 1, [1, 2, 3, 4], 5),
+        (1, 4, 3, [3, 4], 5),
+        (1, 4, 5, [], 5),
+        (1, 4, 9, [], 9),
+        (4, 2, 3, [], 3),
+    ],
+)
+def test_prompt_logprobs_pass_from_the_position_wanted(
+    start: int, n_rows: int, wanted_from: int, passed: list[int], next_wanted: int
+) -> None:
+    positions = range(start, start + n_rows)
+    ids = pack_ids(token for position in positions for token in (position, 100))
+    rows = PromptLogprobs(0, start, 2, ids, bytes(len(ids)), pack_ids(positions))
+    client = Client()
+    assert client.add_prompt_logprobs(7, rows, wanted_from) == next_wanted
+    frame = client.take_frame("engine")
+    assert (frame is not None) == bool(passed)
+    if frame is not None:
+        [got] = frame.prompt_logprobs
+        assert (got.key, got.start, unpack_ids(got.ranks)) == (7, passed[0], passed)
+        assert unpack_ids(got.ids) == [token for p in passed for token in (p, 100)]
+        assert len(got.values) == len(got.ids)
 
 
 def test_published_hashes_continue_the_chain_of_the_prompt() -> None:
@@ -204,17 +232,18 @@ def test_choices_whose_leader_is_gone_compute_the_prompt_themselves() -> None:
 def test_choices_of_a_preempted_leader_compute_the_prompt_themselves() -> None:
     driver = Driver(
         prefix_caching=False,
-        capacity=make_capacity(num_blocks=9, budget=9),
+        capacity=make_capacity(num_blocks=9, budget=3),
         watermark=0.0,
         run_ahead_depth=1,
     )
     driver.submit(make_submit(7, [3] * 4, max_tokens=20))
-    driver.step()
+    for _ in range(2):
+        driver.step()
     seen = submit_group(driver, PROMPT[:10] + [3] * 10, max_tokens=2)
     driver.step()
     leader = driver.engine._clients[OWNER].requests[0]
-    assert len(leader.followers) == 2
     while driver.engine.stats().preemptions_total == 0:
+        assert len(leader.followers) == 2
         driver.step()
     assert leader.followers == []
     driver.run()
@@ -241,6 +270,48 @@ def test_a_choice_with_another_prompt_is_no_fork(other: dict[str, object]) -> No
     driver.submit(make_submit(1, prompt, group="g", choice=1, **other))  # type: ignore[arg-type]
     driver.run()
     assert [new.computed for new in new_rows(driver)] == [0, 0]
+
+
+def test_a_choice_does_not_fork_a_leader_that_is_only_half_way_again() -> None:
+    """After a preemption the choices queue on their own; the leader, back first, computes its
+    prompt in chunks beside them."""
+    driver = Driver(
+        prefix_caching=False,
+        capacity=make_capacity(num_blocks=17, budget=8),
+        watermark=0.0,
+        run_ahead_depth=2,
+    )
+    driver.submit(make_submit(9, [3], max_tokens=1))
+    driver.step()
+    seen = submit_group(driver, PROMPT, n=2)
+    assert driver.engine.plan(0.0) is not None  # never arrives: leader and choice wait again
+    driver.plan()
+    driver.run()
+    assert [new.computed for new in new_rows(driver)[1:]] == [0, 0]
+    assert [answer.ids for answer in seen] == [expected_answer(PROMPT, 8)] * 2
+
+
+def test_a_block_reused_in_the_step_that_would_seal_it_is_not_sealed() -> None:
+    driver = Driver(capacity=make_capacity(num_blocks=4), run_ahead_depth=1)
+    driver.submit(make_submit(1, PROMPT[:8], max_tokens=1))
+    driver.submit(make_submit(2, [3] * 11, max_tokens=1))
+    driver.step()
+    step = driver.step()
+    assert step.new
+    assert step.sealed == []
+    driver.run()
+
+
+def test_a_tail_of_one_token_that_fails_takes_the_forks_with_it() -> None:
+    """The last of the prompt may look like a decode: one token in a step of its own."""
+    driver = Driver(run_ahead_depth=3, capacity=make_capacity(budget=10))
+    seen = submit_group(driver, PROMPT, n=2)
+    driver.plan(failed=[0])
+    driver.plan()
+    driver.plan()
+    assert len(driver.steps[2].new) == 1
+    driver.run()
+    assert [answer.error for answer in seen] == ["step_failed"] * 2
 
 
 @pytest.mark.parametrize("leader_is_over", [False, True])

@@ -103,9 +103,12 @@ class WorkerModel:
         slots, n_tokens = unpack_ids(step.slots), unpack_ids(step.n_tokens)
         self._check_batch(slots, n_tokens)
         n = len(slots)
-        return self._compute(
+        result = self._compute(
             step, slots, n_tokens, {i % n for i in nonfinite if n}, {i % n for i in failed if n}
         )
+        for block, content in step.sealed:
+            self._check_sealed(block, content)
+        return result
 
     def notice_gap(self) -> NeedSnapshot:
         self.rows = {}
@@ -130,8 +133,6 @@ class WorkerModel:
             self.pages[dst] = list(self.pages[src])
         for row in self.rows.values():
             self._check_table(row)
-        for block, content in step.sealed:
-            self._check_sealed(block, content)
 
     def _enter(self, new: NewRow) -> None:
         require(new.slot not in self.rows, f"slot {new.slot} is taken")
