@@ -111,7 +111,7 @@ class EngineHost:
             yield
         except (RequestError, LinkClosed):
             raise
-        except Exception as error:
+        except Exception:
             log.exception("engine_failed", engine=self.engine.engine_id)
-            self._deliver(self.engine.fail_all(f"the engine failed: {error}"))
+            self._deliver(self.engine.fail_all("the engine failed and gave this request up"))
             self._pump_soon()
