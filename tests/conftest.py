@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from mesh_process import MeshProcess, running_mesh
+from mesh_process import SMALL_MESH, MeshProcess, running_mesh
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
@@ -17,13 +17,6 @@ from pagemesh.embedded_valkey import embedded_valkey
 from pagemesh.prepare import prepare
 from pagemesh.shared.settings import ModelSettings
 from pagemesh.supervisor import guarded
-
-SMALL_MESH = (
-    *("--dtype", "float32"),
-    *("--max-model-len", "2048"),
-    *("--kv-cache-memory", "256MiB"),
-    *("--log-level", "debug"),
-)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,14 @@ from typing import Final, NamedTuple
 
 import psutil
 
+# A model that is exact and a pool that is small, for tests.
+SMALL_MESH = (
+    *("--dtype", "float32"),
+    *("--max-model-len", "2048"),
+    *("--kv-cache-memory", "256MiB"),
+    *("--log-level", "debug"),
+)
+
 SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
 STOP_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.05

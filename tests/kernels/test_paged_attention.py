@@ -42,7 +42,7 @@ def check(shape, decodes, prefills, window, seed, *, padding_tokens, dtype, tole
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(SHAPES, DECODES, PREFILLS, WINDOWS, st.integers(0, 2**31), st.integers(0, 3))
 def test_equals_dense_attention(shape, decodes, prefills, window, seed, padding_tokens):
     check(

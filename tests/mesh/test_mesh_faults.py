@@ -12,9 +12,9 @@ import aiohttp
 import psutil
 import pytest
 import requests
-from conftest import SMALL_MESH
 from mesh_process import (
     SERVICES,
+    SMALL_MESH,
     STOP_TIMEOUT_S,
     MeshProcess,
     running_mesh,
