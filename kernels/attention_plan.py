@@ -48,7 +48,8 @@ class DecodeGroup:
     pages: Tensor
     """int64[n * Hkv * m]: see Pages.indices; L = m * block_tokens."""
     seen: Tensor
-    """bool[n, 1, 1, L]: the positions each row attends to (one zero for a padding row)."""
+    """bool[n, 1, 1, L]: the positions each row attends to. None for a padding row: torch's softmax
+    over nothing is zero."""
     stale: Tensor
     """int64[…]: of the n * Hkv * L gathered positions, those past a row's end but in its last page.
     They may hold another request's NaN."""
@@ -136,8 +137,7 @@ def _decode_group(
     blocks = tables.gather(1, columns.clamp_max(tables.shape[1] - 1)).where(exists, 0)
     offsets = torch.arange(n_blocks * pages.block_tokens, device=rows.device)
     positions = first * pages.block_tokens + offsets
-    # A padding row attends to one zero: a softmax over nothing would be NaN.
-    seen = positions < lens.clamp_min(1)
+    seen = positions < lens
     if window is not None:
         seen &= positions >= lens - window
     stale = (positions >= lens) & exists.repeat_interleave(pages.block_tokens, dim=1)
