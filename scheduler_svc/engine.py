@@ -240,9 +240,7 @@ class Engine:
             self._count_admission(admission)
         step, flight = self._writer.write(schedule, self._results.take_sealed())
         self._inflight.append(flight)
-        for request in flight.rows:
-            if request.followers and request.computed >= request.n_prompt:
-                self._lifecycle.release_followers(request)
+        self._lifecycle.release_computed(flight.rows)
         return step
 
     def _preempt(self, victims: list[Request]) -> None:

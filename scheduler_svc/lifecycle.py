@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.counters import EngineCounters
 from pagemesh.scheduler_svc.queues import WaitingQueue
@@ -41,6 +43,14 @@ class Lifecycle:
                 self._hold(request, leader)
                 return
         self.waiting.push(request)
+
+    def release_computed(self, rows: Sequence[Request]) -> None:
+        """A step with `rows` is planned: release the followers of prompts it completes."""
+        if self._n_held == 0:
+            return
+        for request in rows:
+            if request.followers and request.computed >= request.n_prompt:
+                self.release_followers(request)
 
     def release_followers(self, leader: Request) -> None:
         """The prompt of `leader` is computed, or will not be: its followers queue like anyone."""
