@@ -38,8 +38,8 @@ _LAYER_NAMES: Final = {
 }
 _LAYER_TENSOR: Final = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROPE_FACTORS: Final = "rope_freqs.weight"
-# Elements dequantised at once (64 MiB of float32).
-_CHUNK_ELEMENTS: Final = 2**24
+# Elements dequantised at once (16 MiB of float32).
+_CHUNK_ELEMENTS: Final = 2**22
 
 
 class _Reader(GGUFReader):  # type: ignore[misc]  # gguf is not typed
