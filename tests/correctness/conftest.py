@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from greedy import Ids, greedy_ids
 from prompts import CHATS, TEXTS
 
 from pagemesh import LLM
@@ -18,10 +19,9 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 from pagemesh.worker_svc import build
 from pagemesh.worker_svc.loader import load_decoder
 
-N_TOKENS = 64
 MAX_MODEL_LEN = 320
 
-Ids = dict[str, list[int]]
+
 MakeLLM = Callable[..., LLM]
 
 
@@ -39,8 +39,6 @@ def hf_model(smollm2_folder: Path) -> Any:
     tensors = load_gguf_checkpoint(file, return_tensors=True, model_to_load=model)["tensors"]
     assert model.load_state_dict(tensors, strict=False).missing_keys == ["lm_head.weight"]
     model.tie_weights()
-    # generate() would fall back on it, and stop where these tests go on.
-    model.generation_config.eos_token_id = None
     return model
 
 
@@ -53,34 +51,18 @@ def prompt_ids(smollm2_folder: Path) -> Ids:
 
 
 @pytest.fixture(scope="session")
-def reference(hf_model: Any, prompt_ids: Ids) -> Ids:
+def reference(hf_model: Any, llm: LLM, prompt_ids: Ids) -> Ids:
     """The greedy ids of transformers, end-of-sequence ids included as any other.
 
-    Generated in left-padded batches of similar length, then each prompt is scored alone: a batch
-    counts only because it says what transformers says of each prompt by itself.
+    They are drafted by one batch of ours and then proven, prompt by prompt, in transformers: if at
+    every position the draft is the most probable next id after what stands before it, it is what
+    transformers generates greedily. One pass does it instead of N_TOKENS.
     """
-    names = sorted(prompt_ids, key=lambda name: len(prompt_ids[name]))
-    answers: Ids = {}
-    for group in (names[:-1], names[-1:]):
-        prompts = [prompt_ids[name] for name in group]
-        answers |= zip(group, _generate_batch(hf_model, prompts), strict=True)
+    drafts = greedy_ids(llm, prompt_ids, prompt_ids)
     for name, ids in prompt_ids.items():
-        alone = _best_next(hf_model, ids + answers[name])[len(ids) - 1 : -1]
-        assert alone == answers[name], name
-    return answers
-
-
-def _generate_batch(model: Any, prompts: list[list[int]]) -> list[list[int]]:
-    from transformers import GenerationConfig
-
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    config = GenerationConfig(do_sample=False, max_new_tokens=N_TOKENS, pad_token_id=0)
-    with torch.inference_mode():
-        out = model.generate(ids, attention_mask=mask, generation_config=config)
-    answers: list[list[int]] = out[:, width:].tolist()
-    return answers
+        best = _best_next(hf_model, ids + drafts[name])[len(ids) - 1 : -1]
+        assert drafts[name] == best, f"{name}: not what transformers says"
+    return drafts
 
 
 def _best_next(model: Any, ids: list[int]) -> list[int]:
@@ -91,18 +73,18 @@ def _best_next(model: Any, ids: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def make_llm(smollm2_folder: Path) -> Iterator[MakeLLM]:
+def make_llm(smollm2_folder: Path) -> MakeLLM:
     """`LLM` of the real model in float32. All share one copy of the weights."""
     prepared = load_prepared(smollm2_folder)
     decoder = load_decoder(smollm2_folder, prepared, dtype=torch.float32, device="cpu")
 
     def make(**settings: Any) -> LLM:
         usual = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "kv_cache_memory": "1GiB"}
-        return LLM(**{**usual, **settings})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "load_decoder", lambda *_, **__: decoder)
+            return LLM(**{**usual, **settings})
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "load_decoder", lambda *_, **__: decoder)
-        yield make
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -2,56 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from greedy import Ids, greedy_ids
 
-from pagemesh import LLM, SamplingParams
-from pagemesh.llm import PromptInput
+from pagemesh import LLM
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
-
-Ids = dict[str, list[int]]
-
-
-def generate(llm: LLM, prompt_ids: Ids, names: Iterable[str], max_tokens: int = 64) -> Ids:
-    """The greedy ids of the named prompts, in one call."""
-    names = list(names)
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    prompts: list[PromptInput] = [{"prompt_token_ids": prompt_ids[name]} for name in names]
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    return {name: out.outputs[0].token_ids for name, out in zip(names, outputs, strict=True)}
 
 
 def test_each_prompt_alone(llm: LLM, prompt_ids: Ids, reference: Ids) -> None:
     for name in prompt_ids:
-        assert generate(llm, prompt_ids, [name]) == {name: reference[name]}
+        assert greedy_ids(llm, prompt_ids, [name]) == {name: reference[name]}
 
 
 def test_batches_of_eight(llm: LLM, prompt_ids: Ids, reference: Ids) -> None:
     names = list(prompt_ids)
     for start in range(0, len(names), 8):
         batch = names[start : start + 8]
-        assert generate(llm, prompt_ids, batch) == {name: reference[name] for name in batch}
+        assert greedy_ids(llm, prompt_ids, batch) == {name: reference[name] for name in batch}
 
 
 def test_after_a_prefix_hit(make_llm: Callable[..., LLM], prompt_ids: Ids, reference: Ids) -> None:
     """The second round finds the prompts of the first in the cache, the third answers as well."""
     llm = make_llm()
-    generate(llm, prompt_ids, prompt_ids, max_tokens=1)
-    assert generate(llm, prompt_ids, prompt_ids) == reference
+    greedy_ids(llm, prompt_ids, prompt_ids, max_tokens=1)
+    assert greedy_ids(llm, prompt_ids, prompt_ids) == reference
     grown = {name: ids + reference[name][:40] for name, ids in prompt_ids.items()}
     hits_before = llm._loop.stats.prefix_hit_tokens_total
     assert hits_before > 0
-    rest = generate(llm, grown, grown, max_tokens=24)
+    rest = greedy_ids(llm, grown, grown, max_tokens=24)
     assert rest == {name: ids[40:] for name, ids in reference.items()}
     assert llm._loop.stats.prefix_hit_tokens_total > hits_before
 
 
 def test_after_preemption(make_llm: Callable[..., LLM], prompt_ids: Ids, reference: Ids) -> None:
     llm = make_llm(kv_cache_memory="32MiB")
-    assert generate(llm, prompt_ids, prompt_ids) == reference
+    assert greedy_ids(llm, prompt_ids, prompt_ids) == reference
     assert llm._loop.stats.preemptions_total > 0
 
 
@@ -71,4 +60,4 @@ def test_after_preemption(make_llm: Callable[..., LLM], prompt_ids: Ids, referen
 def test_under_other_settings(
     make_llm: Callable[..., LLM], prompt_ids: Ids, reference: Ids, settings: dict[str, Any]
 ) -> None:
-    assert generate(make_llm(**settings), prompt_ids, prompt_ids) == reference
+    assert greedy_ids(make_llm(**settings), prompt_ids, prompt_ids) == reference
