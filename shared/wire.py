@@ -298,7 +298,8 @@ class Lost(NamedTuple):
 
 class NewRow(NamedTuple):
     """Full state of a request entering a slot. `ids` = prompt + prior ids (all known tokens);
-    `computed` tokens are already in `blocks`. `n_prompt` counts the true prompt (penalties)."""
+    `computed` tokens are already in `blocks`. `n_prompt` counts the true prompt (penalties).
+    `request_id` names the request in the worker's logs."""
 
     slot: int
     ids: bytes
@@ -307,6 +308,7 @@ class NewRow(NamedTuple):
     params: SamplingParams
     blocks: bytes
     computed: int
+    request_id: str = ""
 
 
 class Step(NamedTuple):
