@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 MAX_N = 128
 MAX_LOGPROBS = 64
+# Samplers calculate in float32: within these no scaled logit overflows or becomes a denormal.
+MAX_TEMPERATURE = 1e3
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 _MASK64 = (1 << 64) - 1
 
 
@@ -42,8 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
         if isinstance(self.stop, str):
             # A frozen struct may still normalise its own fields while it is being built.
             msgspec.structs.force_setattr(self, "stop", [self.stop])
-        for check in (self._check_counts, self._check_ranges, self._check_finite):
-            check()
+        self._check_counts()
+        self._check_ranges()
 
     def _check_counts(self) -> None:
         _require(1 <= self.n <= MAX_N, "n", f"must be between 1 and {MAX_N}", self.n)
@@ -64,26 +65,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
             _require(-(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits", self.seed)
 
     def _check_ranges(self) -> None:
-        _require(self.temperature >= 0, "temperature", "must be at least 0", self.temperature)
+        temperature, penalty = self.temperature, self.repetition_penalty
+        rule = f"must be between 0 and {MAX_TEMPERATURE:g}"
+        _require(0 <= temperature <= MAX_TEMPERATURE, "temperature", rule, temperature)
         _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
         _require(self.top_k >= -1, "top_k", "must be -1, 0 or a positive count", self.top_k)
         _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]", self.min_p)
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(-2 <= value <= 2, name, "must be between -2 and 2", value)
-        _require(
-            self.repetition_penalty > 0,
-            "repetition_penalty",
-            "must be greater than 0",
-            self.repetition_penalty,
-        )
+        rule = f"must be between {MIN_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}"
+        fits = MIN_REPETITION_PENALTY <= penalty <= MAX_REPETITION_PENALTY
+        _require(fits, "repetition_penalty", rule, penalty)
         for bias in self.logit_bias.values():
             _require(-100 <= bias <= 100, "logit_bias", "values must be between -100 and 100", bias)
-
-    def _check_finite(self) -> None:
-        for name in ("temperature", "repetition_penalty"):
-            value = getattr(self, name)
-            _require(math.isfinite(value), name, "must be finite", value)
 
     @property
     def is_greedy(self) -> bool:
