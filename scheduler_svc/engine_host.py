@@ -17,6 +17,7 @@ from pagemesh.shared.wire import NeedSnapshot, StepResult, Submit, Tokens
 
 OVERDUE_S: Final = 60.0
 AUDIT_AFTER_S: Final = 1.0
+GAVE_UP: Final = "the engine failed and gave this request up"
 
 Deliver = Callable[[dict[str, Tokens]], None]
 log = structlog.get_logger(__name__)
@@ -42,13 +43,19 @@ class EngineHost:
         self._audited = True
 
     def submit(self, owner: str, submit: Submit) -> None:
+        """Every request is answered: one that breaks the engine on its way in fails as well."""
         try:
-            with self._guarded():
-                self.engine.submit(owner, submit, time.time())
+            self.engine.submit(owner, submit, time.time())
         except RequestError as error:
-            log.info("request_refused", request_id=submit.request_id, reason=error.message)
-            failed = [(submit.key, error.to_wire())]
-            self._deliver({owner: Tokens(self.engine.engine_id, b"", b"", b"", failed=failed)})
+            # One request may have thousands of choices; the tokenizer service logs it once.
+            log.debug("request_refused", request_id=submit.request_id, reason=error.message)
+            self._refuse(owner, submit.key, error)
+        except Exception:
+            entered = submit.key in self.engine.lost().get(owner, ())
+            self._give_up()
+            if not entered:
+                gave_up = RequestError(GAVE_UP, status=500, code="engine_failure")
+                self._refuse(owner, submit.key, gave_up)
         else:
             self._pump_soon()
 
@@ -87,7 +94,9 @@ class EngineHost:
         if self._audited or self.engine.idle_for_s(time.monotonic()) <= AUDIT_AFTER_S:
             return
         self._audited = True
-        findings = self.engine.audit()
+        findings: list[str] = []
+        with self._guarded():
+            findings = self.engine.audit()
         if findings:
             log.error("audit_failed", engine=self.engine.engine_id, repaired=findings)
 
@@ -112,6 +121,14 @@ class EngineHost:
         except (RequestError, LinkClosed):
             raise
         except Exception:
-            log.exception("engine_failed", engine=self.engine.engine_id)
-            self._deliver(self.engine.fail_all("the engine failed and gave this request up"))
-            self._pump_soon()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Called while the exception is handled."""
+        log.exception("engine_failed", engine=self.engine.engine_id)
+        self._deliver(self.engine.fail_all(GAVE_UP))
+        self._pump_soon()
+
+    def _refuse(self, owner: str, key: int, error: RequestError) -> None:
+        failed = [(key, error.to_wire())]
+        self._deliver({owner: Tokens(self.engine.engine_id, b"", b"", b"", failed=failed)})

@@ -154,6 +154,9 @@ class SchedulerService:
                     case _:
                         kind = type(message).__name__
                         log.warning("unexpected_message", peer=link.name, kind=kind)
+        except Exception:
+            # The link is dialled again, and the worker offers its engine anew.
+            log.exception("worker_link_failed", peer=link.name)
         finally:
             self._lose(host)
 
@@ -187,15 +190,15 @@ class SchedulerService:
             log.error("engine_refused", engine=status.engine_id, reason=str(error))
             return None
         host = EngineHost(engine, link, self._deliver, self._settled.set)
+        log.info("engine_up", engine=status.engine_id, model=status.card.names[0])
         self._hosts[status.engine_id] = host
         self._refused = None
-        log.info("engine_up", engine=status.engine_id, model=status.card.names[0])
         return host
 
     def _lose(self, host: EngineHost | None) -> None:
         """Its requests may go on anywhere else, with what they have generated."""
-        if host is None:
-            return
+        if host is None or self._hosts.get(host.engine.engine_id) is not host:
+            return  # it is lost already
         engine_id = host.engine.engine_id
         del self._hosts[engine_id]
         lost = host.engine.lost()

@@ -103,6 +103,7 @@ async def test_whatever_breaks_inside_the_engine_fails_its_requests_and_no_more(
 ) -> None:
     host = Host()
     running = host.ask(1)
+    entering = host.ledger.seen.setdefault((OWNER, 2), Seen())
     host._pump()
 
     def broken(*_: object) -> None:
@@ -122,6 +123,7 @@ async def test_whatever_breaks_inside_the_engine_fails_its_requests_and_no_more(
             case _:
                 assert host.drop_owner("nobody") == 0
     assert running.error == "engine_failure"
+    assert entering.error == ("engine_failure" if call == "submit" else None)
     assert any(line["event"] == "engine_failed" for line in log_lines)
     again = host.ask(3)
     host.run()

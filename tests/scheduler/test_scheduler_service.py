@@ -15,7 +15,7 @@ from structlog.typing import EventDict
 
 from pagemesh.scheduler_svc import engine_host
 from pagemesh.shared.settings import MeshSettings, SchedulerSettings, Settings
-from pagemesh.shared.wire import Engines, StepResult, unpack_ids
+from pagemesh.shared.wire import Engines, EngineStats, EngineStatus, StepResult, unpack_ids
 
 PROMPT = [3, 4, 5, 6, 7]
 Start = Callable[..., "asyncio.Future[Scheduler]"]
@@ -282,6 +282,31 @@ async def test_a_broken_engine_fails_its_requests_loudly_and_goes_on(
     assert healthy.ids == again.ids == expected_answer(PROMPT, 8)
     assert await metric(scheduler, "pagemesh_engine_failures_total", engine="worker-1") == 1
     assert await metric(scheduler, "pagemesh_engine_failures_total", engine="worker-2") == 0
+
+
+async def test_an_offer_that_cannot_be_taken_in_costs_the_link_and_no_more(
+    scheduler: Scheduler, log_lines: list[EventDict]
+) -> None:
+    worker, tokenizer = await linked(scheduler)
+    nameless = make_card()._replace(names=[])
+    nobodys = EngineStatus("worker-1", nameless, make_capacity(), EngineStats())
+    worker.send(Engines([nobodys]))
+    await tokenizer.until_engines()
+    await tokenizer.until_engines("worker-1")
+    assert any(line["event"] == "worker_link_failed" for line in log_lines)
+    answer = tokenizer.submit(make_submit(1, PROMPT), "worker-1")
+    await tokenizer.until_over(answer)
+    assert answer.ids == expected_answer(PROMPT, 8)
+
+
+async def test_refusals_are_logged_for_debugging_only(
+    scheduler: Scheduler, log_lines: list[EventDict]
+) -> None:
+    """One request may have thousands of choices."""
+    _, tokenizer = await linked(scheduler)
+    await tokenizer.until_over(tokenizer.submit(make_submit(1, [3] * 257), "worker-1"))
+    [line] = [line for line in log_lines if line["event"] == "request_refused"]
+    assert line["log_level"] == "debug"
 
 
 async def test_a_worker_that_is_overdue_shows_in_ready(
