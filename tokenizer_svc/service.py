@@ -58,7 +58,7 @@ class TokenizerService:
         self._requests = RequestTable()
         self._outboxes: set[Outbox] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pool = EncoderPool()
+        self._pool = EncoderPool("encoder")
         self._draining = False
         runtime.metrics.register(EngineCollector(self._placement.statuses))
         self._metrics = TokenizerMetrics(

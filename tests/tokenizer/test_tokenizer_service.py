@@ -136,6 +136,19 @@ async def test_twenty_streams_keep_their_own_text(
         assert text_of(await gateway.rest(name)) == texts[name]
 
 
+async def test_a_request_of_many_prompts_is_admitted_by_an_idle_service(
+    gateway: ScriptedGateway, scheduler: ScriptedScheduler
+) -> None:
+    """As many prompts and choices as the gateway lets one request have."""
+    names = [f"many-{i}" for i in range(512)]
+    for name in names:
+        gateway.ask(generate(request_id=name, n=2))
+    for name in names:
+        await gateway.accepted(name)
+    submits = [await scheduler.submits.get() for _ in range(1024)]
+    assert {submit.request_id for submit in submits} == set(names)
+
+
 async def test_tokenize_and_detokenize(
     gateway: ScriptedGateway, byte_level: TextModel, card: ModelCard
 ) -> None:
