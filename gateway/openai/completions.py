@@ -16,7 +16,7 @@ from pagemesh.gateway.openai.body import BodyDecoder
 from pagemesh.gateway.openai.fields import REFUSED
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import completion_params
-from pagemesh.gateway.openai.prompts import completion_prompts
+from pagemesh.gateway.openai.prompts import check_choices, completion_prompts
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.wire import Prompt, Tokenize, Tokenized
@@ -33,13 +33,16 @@ class CompletionsEndpoint:
         served = self._backend.directory.resolve(body.model)
         special = body.add_special_tokens is not False
         echo = bool(body.echo)
+        params = completion_params(body, served.card)
+        prompts = completion_prompts(body.prompt, served.card, add_special_tokens=special)
+        check_choices(len(prompts), params.n)
         job = Job(
             id=new_id("cmpl"),
             created_s=int(time.time()),
             served=served,
             body=body,
-            prompts=completion_prompts(body.prompt, served.card, add_special_tokens=special),
-            params=completion_params(body, served.card),
+            prompts=prompts,
+            params=params,
             want_prompt_text=echo,
         )
         answer_of = partial(CompletionAnswer, self._backend, job, echo)

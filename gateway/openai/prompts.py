@@ -7,7 +7,9 @@ from typing import Any, Final
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.wire import ModelCard, Prompt, pack_ids
 
-MAX_PROMPTS: Final = 2048
+# Half of what one tokenizer service lets wait, so that no request alone can fill it.
+MAX_PROMPTS: Final = 512
+MAX_CHOICES: Final = 1024
 
 
 def completion_prompts(
@@ -38,15 +40,31 @@ def _prompt(prompt: str | list[int], card: ModelCard, add_special_tokens: bool) 
         return Prompt(text=prompt, add_special_tokens=add_special_tokens)
     if not prompt:
         raise _bad("must not be empty")
-    if len(prompt) > card.max_model_len:
+    check_context(card.max_model_len, len(prompt))
+    check_vocabulary(prompt, card, "prompt")
+    return Prompt(token_ids=pack_ids(prompt), add_special_tokens=False)
+
+
+def check_context(limit_tokens: int, n_tokens: int) -> None:
+    """Raises RequestError (400) for a prompt of ids that no context holds."""
+    if n_tokens > limit_tokens:
         raise RequestError(
-            f"This model's maximum context length is {card.max_model_len} tokens, "
-            f"but the prompt alone has {len(prompt)} tokens.",
+            f"The maximum context length is {limit_tokens} tokens, "
+            f"but the prompt alone has {n_tokens} tokens.",
             code="context_length_exceeded",
             param="prompt",
         )
-    check_vocabulary(prompt, card, "prompt")
-    return Prompt(token_ids=pack_ids(prompt), add_special_tokens=False)
+
+
+def check_choices(n_prompts: int, n: int) -> None:
+    """Raises RequestError (400): each prompt makes n choices, and all of them live at once."""
+    if n_prompts * n > MAX_CHOICES:
+        raise RequestError(
+            f"n times the number of prompts must be at most {MAX_CHOICES} choices, "
+            f"got n {n} for {n_prompts} prompts in prompt",
+            code="invalid_value",
+            param="n",
+        )
 
 
 def check_vocabulary(ids: list[int], card: ModelCard, param: str) -> None:

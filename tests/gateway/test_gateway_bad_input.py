@@ -122,7 +122,9 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": [-1]}, "prompt"),
     (COMPLETIONS, {"prompt": [2**62]}, "prompt"),
     (COMPLETIONS, {"prompt": [[1], [2**90]]}, "prompt"),
-    (COMPLETIONS, {"prompt": ["a"] * 2049}, "prompt"),
+    (COMPLETIONS, {"prompt": ["a"] * 513}, "prompt"),
+    (COMPLETIONS, {"prompt": [[1]] * 512, "n": 3}, "n"),
+    (COMPLETIONS, {"prompt": [[1]] * 9, "n": 128}, "n"),
     (COMPLETIONS, {"max_tokens": 0}, "max_tokens"),
     (COMPLETIONS, {"logprobs": True}, "logprobs"),
     (COMPLETIONS, {"logprobs": 1000}, "logprobs"),
@@ -342,3 +344,15 @@ async def test_a_prompt_over_the_limit_says_both_numbers(gateway: Gateway) -> No
     assert answer["error"]["code"] == "context_length_exceeded"
     assert f"maximum context length is {MAX_MODEL_LEN} tokens" in answer["error"]["message"]
     assert str(MAX_MODEL_LEN + 1) in answer["error"]["message"]
+
+
+async def test_choices_over_the_limit_are_refused_with_both_numbers(gateway: Gateway) -> None:
+    status, answer = await gateway.post(COMPLETIONS, {"prompt": [[1]] * 512, "n": 128})
+    assert_openai_error(status, answer, "n", "choices")
+    assert "at most 1024 choices, got n 128 for 512 prompts" in answer["error"]["message"]
+
+
+async def test_as_many_prompts_as_are_taken_are_served(gateway: Gateway) -> None:
+    status, answer = await gateway.post(COMPLETIONS, {"prompt": [[1]] * 512, "n": 2})
+    assert status == 200
+    assert len(answer["choices"]) == 1024
