@@ -35,10 +35,14 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 DRAIN_TIMEOUT_S: Final = 1.0
 # How long a closing end waits for the other's goodbye.
 GOODBYE_TIMEOUT_S: Final = 1.0
-# aiohttp pings at this period and closes the socket when half of it passes without a pong, so a
-# frozen peer (SIGSTOP, a dead host) is noticed within 1.5 periods. The reader answers pings, so
-# whoever owns a link must go on reading it.
-HEARTBEAT_S: Final = 2.0
+# aiohttp pings at this period and closes the socket when half of it passes without a pong: a peer
+# may stall for 3 s, and a frozen one (SIGSTOP, a dead host) is noticed within 10 s (aiohttp rounds
+# a period above 5 s up to a full second). The reader answers pings, so whoever owns a link must go
+# on reading it.
+HEARTBEAT_S: Final = 6.0
+
+_SOCKET_ERRORS: Final = (OSError, aiohttp.ClientError, RuntimeError)
+_GOODBYES: Final = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED)
 
 _Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 
@@ -68,10 +72,6 @@ class Link:
     def closed(self) -> bool:
         return self._closed_reason is not None
 
-    @property
-    def buffered_bytes(self) -> int:
-        return self._buffered_bytes
-
     def send(self, message: Message) -> None:
         """Queue one message. Raises LinkClosed when the link is gone or its buffer is full."""
         if self._closed_reason is not None:
@@ -86,17 +86,28 @@ class Link:
         self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        async for frame in self._socket:
-            if frame.type is not aiohttp.WSMsgType.BINARY:
-                self._fail(f"unexpected frame of type {frame.type.name}")
-                break
+        while (frame := await self._receive()) is not None:
             try:
-                message = decode(frame.data)
+                message = decode(frame)
             except BadFrame as error:
                 self._fail(str(error))
                 break
             yield message
-        self._fail("the peer went away")
+
+    async def _receive(self) -> bytes | None:
+        """The next frame; None once the link has failed."""
+        try:
+            frame = await self._socket.receive()
+        except _SOCKET_ERRORS as error:
+            # receive() answers pings, and that may meet a transport that is closing.
+            self._fail(f"read failed: {error}")
+            return None
+        if frame.type is aiohttp.WSMsgType.BINARY:
+            data: bytes = frame.data
+            return data
+        gone = frame.type in _GOODBYES
+        self._fail("the peer went away" if gone else f"unexpected frame of type {frame.type.name}")
+        return None
 
     async def drained(self) -> None:
         """Return when nothing waits to be sent: the buffer is empty or the link is gone."""
@@ -127,7 +138,7 @@ class Link:
                     self._outbox.popleft()
                     self._buffered_bytes -= len(frame)
                 self._drained.set()
-        except (ConnectionError, aiohttp.ClientError, RuntimeError) as error:
+        except _SOCKET_ERRORS as error:
             self._fail(f"write failed: {error}")
 
     def _fail(self, reason: str) -> None:

@@ -56,6 +56,7 @@ class Peers:
                 for instance in instances:
                     self._ensure(instance)
         finally:
+            self._announced = {}  # so that nobody is dialled again
             tasks = list(self._tasks.values())
             for task in tasks:
                 task.cancel()
@@ -66,24 +67,39 @@ class Peers:
         if name not in self._tasks:
             task = asyncio.create_task(self._keep(instance), name=f"peer-{name}")
             self._tasks[name] = task
-            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+            task.add_done_callback(lambda _: self._forget(name))
+
+    def _forget(self, name: str) -> None:
+        """A task ended; the registry tells changes only, so look whether it is still wanted."""
+        self._tasks.pop(name, None)
+        if name in self._announced:
+            self._ensure(self._announced[name])
 
     async def _keep(self, instance: Instance) -> None:
         """Dial `instance` again and again for as long as the registry announces it."""
-        backoff_s = FIRST_BACKOFF_S
-        while self._announced.get(instance.instance_id) == instance:
+        name, backoff_s = instance.instance_id, FIRST_BACKOFF_S
+        while self._announced.get(name) == instance:
             try:
-                link = await dial(self._session, instance.address, self._hello())
+                if await self._dial_and_serve(instance):
+                    backoff_s = FIRST_BACKOFF_S
             except HandshakeRefused as error:
-                log.error("handshake_refused", peer=instance.instance_id, reason=error.reason)
+                log.error("handshake_refused", peer=name, reason=error.reason)
                 backoff_s = MAX_BACKOFF_S
-            except (OSError, aiohttp.ClientError, TimeoutError) as error:
-                log.debug("dial_failed", peer=instance.instance_id, error=str(error))
-            else:
-                backoff_s = FIRST_BACKOFF_S
-                await self._serve(link)
+            except Exception:
+                # A fault of ours in one link must not cost the peer for ever.
+                log.exception("link_failed", peer=name)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _dial_and_serve(self, instance: Instance) -> bool:
+        """Whether there was a link. Raises HandshakeRefused, and what `on_link` raises."""
+        try:
+            link = await dial(self._session, instance.address, self._hello())
+        except (OSError, aiohttp.ClientError) as error:
+            log.debug("dial_failed", peer=instance.instance_id, error=str(error))
+            return False
+        await self._serve(link)
+        return True
 
     async def _serve(self, link: Link) -> None:
         self.links[link.name] = link

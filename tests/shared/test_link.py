@@ -86,7 +86,7 @@ async def test_messages_flow_both_ways_in_order() -> None:
             theirs.send(message)
         assert await take(theirs, 500) == sent
         assert await take(ours, 500) == sent
-        assert ours.buffered_bytes == 0
+        await ours.drained()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ async def test_a_peer_that_does_not_read_closes_the_link(monkeypatch: pytest.Mon
         with pytest.raises(LinkClosed, match="buffer"):
             ours.send(Cancel("x" * 400))
         assert ours.closed
-        assert ours.buffered_bytes == 0
+        await ours.drained()
 
 
 async def test_a_dead_peer_ends_the_reader() -> None:
@@ -161,6 +161,16 @@ async def test_a_dead_peer_ends_the_reader() -> None:
         reading = asyncio.create_task(take(ours, 1))
         await theirs.close()
         assert await reading == []
+
+
+async def test_a_ping_that_cannot_be_answered_ends_the_reader() -> None:
+    async with linked() as (ours, _):
+        ping = aiohttp.WSMessage(aiohttp.WSMsgType.PING, b"", None)
+        ours._socket._reader.feed_data(ping, 0)
+        ours._socket._response.connection.transport.close()
+        assert await take(ours, 1) == []
+        with pytest.raises(LinkClosed, match="read failed: Cannot write to closing transport"):
+            ours.send(Cancel("r"))
 
 
 async def test_closing_twice_is_harmless() -> None:

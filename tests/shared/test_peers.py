@@ -52,11 +52,14 @@ class Above:
     def __init__(self, registry: Registry, session: aiohttp.ClientSession) -> None:
         self.came: asyncio.Queue[Link] = asyncio.Queue()
         self.went: asyncio.Queue[Link] = asyncio.Queue()
+        self.fault: BaseException | None = None
         hello = Hello(PROTOCOL, "scheduler", "scheduler-1", 1, "secret")
         self.peers = Peers("worker", registry, session, lambda: hello, self._on_link)
 
     async def _on_link(self, link: Link) -> None:
         self.came.put_nowait(link)
+        if self.fault is not None:
+            raise self.fault
         async for _ in link:
             pass
         self.went.put_nowait(link)
@@ -113,6 +116,21 @@ async def test_a_broken_link_is_dialled_again(above: Above, registry: Registry) 
         assert await above.went.get() is first
         second = await above.came.get()
         assert second is not first
+        assert above.peers.links == {"worker-1": second}
+
+
+@pytest.mark.parametrize("fault", [KeyError("a fault"), asyncio.CancelledError()])
+async def test_a_fault_of_the_owner_does_not_cost_the_peer(
+    above: Above, registry: Registry, fault: BaseException
+) -> None:
+    below = Below("worker-1")
+    above.fault = fault
+    async with below.up() as instance, announcing(registry, instance):
+        first = await above.came.get()
+        above.fault = None
+        second = await above.came.get()
+        assert second is not first
+        assert first.closed
         assert above.peers.links == {"worker-1": second}
 
 
