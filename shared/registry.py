@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -31,7 +31,9 @@ log = structlog.get_logger(__name__)
 
 
 class Instance(NamedTuple):
-    """One running process of a service. `address` is host:port of its link endpoint."""
+    """One running process of a service. `address` is host:port of its link endpoint.
+
+    Another version may append fields, so `protocol` keeps its place."""
 
     service: str
     instance_id: str
@@ -54,6 +56,7 @@ class Registry:
         )
         self._mesh = mesh_name
         self._away = False
+        self._passed_over: set[str] = set()
 
     @property
     def away(self) -> bool:
@@ -92,20 +95,36 @@ class Registry:
         """
         async with asyncio.timeout(REDIS_TIMEOUT_S):
             values = await self._values(service)
-        found = [msgspec.json.decode(value, type=Instance) for value in values]
-        return [instance for instance in found if instance.protocol == PROTOCOL]
+        found = [self._read(name, value) for name, value in values.items()]
+        return [instance for instance in found if instance is not None]
 
-    async def _values(self, service: str) -> list[str]:
+    def _read(self, name: str, value: str) -> Instance | None:
+        """The instance in `value`; None, and one log line, when we cannot speak with it."""
+        try:
+            instance = _instance(value)
+        except msgspec.DecodeError as error:
+            return self._pass_over(name, f"its registry key is no instance: {error}")
+        if instance.protocol != PROTOCOL:
+            return self._pass_over(name, f"protocol {instance.protocol} is not {PROTOCOL}")
+        return instance
+
+    def _pass_over(self, name: str, reason: str) -> None:
+        if name not in self._passed_over:
+            log.warning("instance_passed_over", instance=name, reason=reason)
+        self._passed_over.add(name)
+
+    async def _values(self, service: str) -> dict[str, str]:
         """The live keys' contents, by instance id. Ids of lapsed keys leave the set."""
         ids = await self._redis.smembers(self._ids_key(service))  # type: ignore[misc, unused-ignore]
         names = sorted(map(str, ids))
         if not names:
-            return []
+            return {}
         values = await self._redis.mget([self._key(service, name) for name in names])
-        expired = [name for name, value in zip(names, values, strict=True) if value is None]
+        found = dict(zip(names, values, strict=True))
+        expired = [name for name, value in found.items() if value is None]
         if expired:
             await self._redis.srem(self._ids_key(service), *expired)  # type: ignore[misc, unused-ignore]
-        return [str(value) for value in values if value]
+        return {name: str(value) for name, value in found.items() if value is not None}
 
     async def watch(self, service: str) -> AsyncIterator[list[Instance]]:
         """The live instances of `service`, again whenever they changed. Never raises for Redis."""
@@ -155,6 +174,12 @@ class Registry:
 
     def _ids_key(self, service: str) -> str:
         return f"{self._mesh}:instances:{service}"
+
+
+def _instance(value: str) -> Instance:
+    """Raises msgspec.DecodeError. Fields beyond ours are another version's, and left alone."""
+    fields = msgspec.json.decode(value, type=list[Any])
+    return msgspec.convert(fields[: len(Instance._fields)], Instance)
 
 
 def masked_url(url: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import redis.asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
+from structlog.testing import capture_logs
 
 from pagemesh.shared.registry import KEY_TTL_S, Instance, Registry, masked_url
 from pagemesh.shared.wire import PROTOCOL
@@ -80,6 +82,39 @@ async def test_another_protocol_is_not_seen(
     assert await registry.instances("worker") == [WORKER]
     for task in tasks:
         task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ('["worker", "worker-0", "127.0.0.1:1", 1, 99, "new"]', "protocol 99 is not"),
+        ('["worker", "worker-0", 17]', "no instance"),
+        ('{"service": "worker"}', "no instance"),
+        ("not JSON", "no instance"),
+        ("", "no instance"),
+    ],
+)
+async def test_who_cannot_be_spoken_with_is_passed_over_and_told_once(
+    registry: Registry, keys: redis.asyncio.Redis, mesh_name: str, value: str, reason: str
+) -> None:
+    await keys.sadd(f"{mesh_name}:instances:worker", "worker-0")
+    await keys.set(f"{mesh_name}:instance:worker:worker-0", value)
+    with capture_logs() as logs:
+        task = await announced(registry, WORKER)
+        assert await registry.instances("worker") == [WORKER]
+    task.cancel()
+    (line,) = [entry for entry in logs if entry["event"] == "instance_passed_over"]
+    assert line["instance"] == "worker-0"
+    assert reason in line["reason"]
+
+
+async def test_fields_that_another_version_appends_are_left_alone(
+    registry: Registry, keys: redis.asyncio.Redis, mesh_name: str
+) -> None:
+    await keys.sadd(f"{mesh_name}:instances:worker", "worker-1")
+    value = msgspec.json.encode([*WORKER, "new"])
+    await keys.set(f"{mesh_name}:instance:worker:worker-1", value)
+    assert await registry.instances("worker") == [WORKER]
 
 
 async def test_meshes_do_not_see_each_other(registry: Registry, redis_url: str) -> None:
