@@ -1,4 +1,4 @@
-"""Checks of a request that need its token ids. Each raises RequestError (400)."""
+"""Checks of a request that need its text or token ids. Each raises RequestError (400 or 413)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 
 MAX_STOPS: Final = 128
 MAX_STOP_CHARS: Final = 1024
+# A question may be about more than a model takes, within reason: a token is some four characters.
+MIN_QUESTION_LIMIT: Final = 2**20
+QUESTION_UNITS_PER_TOKEN: Final = 8
 # They all travel in one delta, and a frame has its limit.
 MAX_PROMPT_LOGPROBS: Final = 1_000_000
 
@@ -20,7 +23,7 @@ MAX_PROMPT_LOGPROBS: Final = 1_000_000
 def check_prompt(prompt: Prompt, n_prompt: int, max_model_len: int, *, room: int) -> None:
     """`room` is how many tokens must fit behind the prompt at least."""
     if n_prompt == 0:
-        raise RequestError("the prompt is empty: it has no tokens", param=_param(prompt))
+        raise RequestError("the prompt is empty: it has no tokens", param=param_of(prompt))
     if n_prompt + room > max_model_len:
         raise _too_long(prompt, f"{n_prompt} tokens", max_model_len)
 
@@ -32,7 +35,7 @@ def check_text(prompt: Prompt, min_tokens: int, max_model_len: int) -> None:
 
 
 def _too_long(prompt: Prompt, length: str, max_model_len: int) -> RequestError:
-    param = _param(prompt)
+    param = param_of(prompt)
     return RequestError(
         f"This model's maximum context length is {max_model_len} tokens. However, your {param} "
         f"resulted in {length}, which leaves no room for an answer. Please reduce the length of "
@@ -42,8 +45,21 @@ def _too_long(prompt: Prompt, length: str, max_model_len: int) -> RequestError:
     )
 
 
-def _param(prompt: Prompt) -> str:
+def param_of(prompt: Prompt) -> str:
+    """The field of the request that the prompt came in."""
     return "messages" if prompt.messages is not None else "prompt"
+
+
+def check_question(n_units: int, max_model_len: int, *, param: str) -> None:
+    """`n_units` are characters of a text or token ids. Raises RequestError (413)."""
+    limit = max(MIN_QUESTION_LIMIT, QUESTION_UNITS_PER_TOKEN * max_model_len)
+    if n_units > limit:
+        raise RequestError(
+            f"{param} is too long: {n_units} characters or tokens, where at most {limit} can be "
+            "converted in one request",
+            status=413,
+            param=param,
+        )
 
 
 def check_prompt_logprobs(params: SamplingParams, n_prompt: int) -> None:

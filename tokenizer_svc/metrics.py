@@ -43,7 +43,7 @@ class TokenizerMetrics:
         requests.set_function(in_flight)
         queue = Gauge(
             "pagemesh_tokenizer_encode_queue",
-            "Prompts being encoded or waiting for a thread",
+            "Prompts and questions being encoded or waiting for a thread",
             registry=registry,
         )
         queue.set_function(waiting)

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from pagemesh.shared.wire import Detokenize, Detokenized, Tokenize, Tokenized, pack_ids
+from pagemesh.tokenizer_svc.checks import check_question, param_of
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 
+def answer_to(
+    model: TextModel, question: Tokenize | Detokenize, max_model_len: int
+) -> Tokenized | Detokenized:
+    """Raises RequestError for what cannot be encoded or decoded, and for what is too much."""
+    if isinstance(question, Tokenize):
+        return tokenized(model, question, max_model_len)
+    return detokenized(model, question, max_model_len)
+
+
 def tokenized(model: TextModel, question: Tokenize, max_model_len: int) -> Tokenized:
-    """Raises RequestError for a prompt that cannot be encoded; an empty one has no tokens."""
-    ids = model.encode(question.prompt)
+    """An empty prompt has no tokens."""
+    prompt = question.prompt
+    text = model.text_of(prompt)
+    n_units = len(prompt.token_ids or b"") // 4 if text is None else len(text)
+    check_question(n_units, max_model_len, param=param_of(prompt))
+    ids = model.encode_as(prompt, text)
     strs = list(map(model.token_str, ids)) if question.want_token_strs else None
     return Tokenized(question.request_id, pack_ids(ids), strs, max_model_len)
 
 
-def detokenized(model: TextModel, question: Detokenize) -> Detokenized:
-    """The text with its special tokens. Raises RequestError for ids outside the vocabulary."""
+def detokenized(model: TextModel, question: Detokenize, max_model_len: int) -> Detokenized:
+    """The text with its special tokens."""
+    check_question(len(question.token_ids) // 4, max_model_len, param="tokens")
     ids = model.checked_ids(question.token_ids, param="tokens")
     return Detokenized(question.request_id, model.decode(ids, skip_special_tokens=False))

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagemesh.shared.wire import ModelCard
 from pagemesh.tokenizer_svc.outbox import Outbox
+from pagemesh.tokenizer_svc.tasks import Tasks
 
 
 class Request:
@@ -21,18 +22,14 @@ class Request:
         self.attempt = attempt
         self.outbox = outbox
         self.card: ModelCard | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"request-{self.request_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(work, name=f"request-{self.request_id}")
 
     def cancel(self) -> None:
-        current = asyncio.current_task()
-        for task in self._tasks:
-            if task is not current:
-                task.cancel()
+        """Stop its tasks, but for the one that calls this."""
+        self._tasks.cancel()
 
 
 class RequestTable:

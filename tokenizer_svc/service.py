@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import structlog
 from aiohttp import web
@@ -30,12 +29,12 @@ from pagemesh.shared.wire import (
     Tokenize,
     Tokens,
 )
+from pagemesh.tokenizer_svc.answers import Answers
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.placement import Placement
-from pagemesh.tokenizer_svc.questions import detokenized, tokenized
 from pagemesh.tokenizer_svc.requests import Request, RequestTable
 from pagemesh.tokenizer_svc.text_model import TextModel
 
@@ -57,14 +56,14 @@ class TokenizerService:
         )
         self._requests = RequestTable()
         self._outboxes: set[Outbox] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._pool = EncoderPool("encoder")
+        self._answers = Answers(self._check_model, self._placement.known_card, self._refuse)
         self._draining = False
         runtime.metrics.register(EngineCollector(self._placement.statuses))
         self._metrics = TokenizerMetrics(
             runtime.metrics,
             in_flight=lambda: len(self._requests),
-            waiting=lambda: self._pool.waiting,
+            waiting=lambda: self._pool.waiting + self._answers.waiting,
         )
 
     def routes(self) -> list[web.RouteDef]:
@@ -83,9 +82,7 @@ class TokenizerService:
         try:
             await peers.run()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._answers.close()
             self._pool.close()
 
     async def drain(self) -> None:
@@ -108,6 +105,7 @@ class TokenizerService:
                 self._on_gateway(outbox, message)
         finally:
             self._outboxes.discard(outbox)
+            self._answers.hang_up(outbox)
             for request_id in self._requests.of(outbox):
                 self._abort(request_id)
             sender.cancel()
@@ -123,10 +121,9 @@ class TokenizerService:
                 request = self._requests.get(request_id)
                 if request is not None and request.outbox is outbox:
                     self._abort(request_id)
-            case Tokenize():
-                self._spawn(outbox, message.request_id, self._tokenize(outbox, message))
-            case Detokenize():
-                self._spawn(outbox, message.request_id, self._detokenize(outbox, message))
+                self._answers.cancel(outbox, request_id)
+            case Tokenize() | Detokenize():
+                self._answers.ask(outbox, message)
             case _:
                 _warn_unexpected(outbox.link, message)
 
@@ -171,16 +168,6 @@ class TokenizerService:
         if admitted.submits:
             await self._placement.place(admitted.submits, card)
 
-    async def _tokenize(self, outbox: Outbox, question: Tokenize) -> None:
-        model = self._check_model(question.model)
-        card = self._placement.known_card()
-        max_model_len = card.max_model_len if card else model.prepared.max_position_tokens
-        outbox.send(await self._pool.run(tokenized, model, question, max_model_len))
-
-    async def _detokenize(self, outbox: Outbox, question: Detokenize) -> None:
-        model = self._check_model(question.model)
-        outbox.send(await self._pool.run(detokenized, model, question))
-
     def _check_model(self, name: str) -> TextModel:
         """Raises RequestError (404) for a name that is neither ours nor an engine's."""
         model = self._models.get(name) or self._model_of_engines(name)
@@ -211,17 +198,6 @@ class TokenizerService:
             error = RequestError("internal error", status=500, code="internal_error")
         self._metrics.refused.labels(str(error.status)).inc()
         outbox.send(Failed(request_id, error.to_wire()))
-
-    def _spawn(self, outbox: Outbox, request_id: str, work: Coroutine[Any, Any, None]) -> None:
-        async def answer() -> None:
-            try:
-                await work
-            except Exception as error:
-                self._refuse(outbox, request_id, error)
-
-        task = asyncio.create_task(answer(), name=f"answer-{request_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _push_engines(self) -> None:
         for outbox in self._outboxes:
