@@ -85,9 +85,6 @@ class ContentMap:
     def __init__(self) -> None:
         self._newest: dict[bytes, Block] = {}
 
-    def __len__(self) -> int:
-        return len(self._newest)
-
     def find(self, content: bytes) -> Block | None:
         return self._newest.get(content)
 
@@ -150,11 +147,6 @@ class BlockManager:
     def free(self) -> int:
         """Blocks nobody holds, cached ones included."""
         return self._free.count
-
-    @property
-    def cached(self) -> int:
-        """Distinct contents that a prefix can hit."""
-        return len(self._contents)
 
     def refs(self, block_id: int) -> int:
         return self._blocks[block_id].refs

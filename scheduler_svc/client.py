@@ -15,6 +15,7 @@ from pagemesh.shared.wire import (
 
 if TYPE_CHECKING:
     from pagemesh.scheduler_svc.request import Request
+    from pagemesh.scheduler_svc.tally import Tally
 
 _INT32_BYTES: Final = 4
 _ONE: Final = pack_ids([1])
@@ -33,12 +34,15 @@ class Client:
         "prompt_logprobs",
         "requests",
         "started",
+        "tallies",
     )
 
     def __init__(self) -> None:
         self.requests: dict[int, Request] = {}
         self.leaders: dict[str, Request] = {}
         """Choice 0 of each group that still runs or waits."""
+        self.tallies: dict[str, Tally] = {}
+        """By request id, of every request with a choice that has not ended."""
         self._clear()
 
     def take_frame(self, engine_id: str) -> Tokens | None:
@@ -60,13 +64,13 @@ class Client:
         self._clear()
         return tokens
 
-    def fail_all(self, error: WireError) -> int:
-        """Say of every request that it failed, and forget them. Returns how many there were."""
-        n = len(self.requests)
+    def fail_all(self, error: WireError) -> list[Request]:
+        """Say of every request that it failed, and forget them. Returns which they were."""
+        requests = list(self.requests.values())
         self.failed += [(key, error) for key in self.requests]
         self.requests.clear()
         self.leaders.clear()
-        return n
+        return requests
 
     def add_prompt_logprobs(self, key: int, rows: PromptLogprobs, wanted_from: int) -> int:
         """Pass on the rows from position `wanted_from` on; return the next position wanted.

@@ -117,6 +117,7 @@ def _new_row(request: Request) -> NewRow:
         params=_params(request),
         blocks=pack_ids(request.blocks),
         computed=request.computed,
+        request_id=request.request_id,
     )
 
 

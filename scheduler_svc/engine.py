@@ -26,6 +26,7 @@ from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.scheduler_svc.results import ResultReader
+from pagemesh.scheduler_svc.tally import ReportEnded, unreported
 from pagemesh.shared.errors import RequestError, SettingsError
 from pagemesh.shared.settings import SchedulerSettings
 from pagemesh.shared.wire import (
@@ -44,6 +45,7 @@ from pagemesh.shared.wire import (
 class Engine:
     """The scheduler core of one worker group. `epoch` is the worker's incarnation; steps are
     numbered after `after_step`, the last one that an earlier engine sent over the same link.
+    `report_ended` hears of each request once, when the last of its choices has ended.
 
     Raises SettingsError when the pool is empty, or when chunked prefill is off and a full prompt
     does not fit one step.
@@ -59,6 +61,7 @@ class Engine:
         epoch: int,
         prefix_caching: bool,
         after_step: int = 0,
+        report_ended: ReportEnded = unreported,
     ) -> None:
         self.engine_id = engine_id
         self.card = card
@@ -67,6 +70,7 @@ class Engine:
         self._settings = settings
         self._epoch = epoch
         self._prefix_caching = prefix_caching
+        self._report_ended = report_ended
         self._limits = _limits(card, capacity, settings)
         self._intake = Intake(card, capacity, settings.scheduling_policy)
         self._clients: dict[str, Client] = {}
@@ -84,7 +88,9 @@ class Engine:
         self._cache = PrefixCache(
             self._residents.blocks, self.card.block_tokens, enabled=self._prefix_caching
         )
-        self._lifecycle = Lifecycle(self._clients, self._residents, self.counters)
+        self._lifecycle = Lifecycle(
+            self._clients, self._residents, self.counters, self._report_ended
+        )
         self._results = ResultReader(self._lifecycle, self._cache, self._intake.eos_ids)
         self._writer = StepWriter(self._residents, self._cache, self._epoch, after_step)
         self._inflight: deque[InFlight] = deque()
@@ -130,7 +136,8 @@ class Engine:
         error = WireError(500, "engine_failure", None, message)
         self.counters.failures += 1
         for client in self._clients.values():
-            self.counters.finished["error"] += client.fail_all(error)
+            for request in client.fail_all(error):
+                self._lifecycle.count_end(request, "error")
         unheard = [*self._residents.running, *self._residents.gone]
         self._open_books(after_step=self._writer.step)
         self._residents.gone = unheard

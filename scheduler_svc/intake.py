@@ -6,7 +6,7 @@ from array import array
 
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.queues import order_key
-from pagemesh.scheduler_svc.request import Request
+from pagemesh.scheduler_svc.request import OrderKey, Request
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.hashing import HASH_BYTES, split_hashes
 from pagemesh.shared.sampling import SamplingParams
@@ -28,12 +28,8 @@ class Intake:
     def build(self, submit: Submit, client: Client, now_s: float) -> Request:
         """Raises RequestError (400) when the request can never be served."""
         prompt, prior = _decode_ids(submit)
-        if submit.key in client.requests or not 0 <= submit.key <= _INT32_MAX:
-            raise RequestError(f"key {submit.key} cannot be used", status=500, code="bad_key")
+        _require_new_key(submit.key, client)
         max_length = self._max_length(len(prompt), submit.params)
-        known = len(prompt) + len(prior)
-        self._count += 1
-        arrival_s = submit.arrival_s or now_s
         return Request(
             key=submit.key,
             request_id=submit.request_id,
@@ -41,16 +37,21 @@ class Intake:
             ids=array("i", prompt + prior),
             n_prompt=len(prompt),
             max_length=max_length,
-            prefill_only=known >= max_length,
+            prefill_only=len(prompt) + len(prior) >= max_length,
             stop_ids=self._stop_ids(submit.params),
             seed=submit.seed,
             params=submit.params,
-            order=order_key(self._policy, submit.priority, arrival_s, self._count),
+            order=self._order(submit, now_s),
             hashes=self._hashes(submit, len(prompt)),
             cache_salt=submit.cache_salt,
             group=submit.group,
             choice=submit.choice,
         )
+
+    def _order(self, submit: Submit, now_s: float) -> OrderKey:
+        self._count += 1
+        arrival_s = submit.arrival_s or now_s
+        return order_key(self._policy, submit.priority, arrival_s, self._count)
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         stops = frozenset(params.stop_token_ids)
@@ -93,6 +94,11 @@ class Intake:
         if len(submit.hashes) != expected * HASH_BYTES:
             return []
         return split_hashes(submit.hashes)
+
+
+def _require_new_key(key: int, client: Client) -> None:
+    if key in client.requests or not 0 <= key <= _INT32_MAX:
+        raise RequestError(f"key {key} cannot be used", status=500, code="bad_key")
 
 
 def _decode_ids(submit: Submit) -> tuple[list[int], list[int]]:

@@ -9,6 +9,7 @@ from pagemesh.scheduler_svc.counters import EngineCounters
 from pagemesh.scheduler_svc.queues import WaitingQueue
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.residents import Residents
+from pagemesh.scheduler_svc.tally import ReportEnded, Tally
 from pagemesh.shared.wire import Tokens, WireError
 
 
@@ -17,12 +18,17 @@ class Lifecycle:
     the running ones."""
 
     def __init__(
-        self, clients: dict[str, Client], residents: Residents, counters: EngineCounters
+        self,
+        clients: dict[str, Client],
+        residents: Residents,
+        counters: EngineCounters,
+        report_ended: ReportEnded,
     ) -> None:
         self._clients = clients
         self.waiting = WaitingQueue()
         self.residents = residents
         self._counters = counters
+        self._report_ended = report_ended
         self._n_held = 0
 
     @property
@@ -34,6 +40,7 @@ class Lifecycle:
         computed, if it is about to; those behind them in the queue do not."""
         client = request.client
         client.requests[request.key] = request
+        client.tallies.setdefault(request.request_id, Tally(request.request_id)).begin()
         leader = client.leaders.get(request.group)
         if request.group and request.choice == 0:
             client.leaders[request.group] = request
@@ -82,7 +89,16 @@ class Lifecycle:
         del client.requests[request.key]
         if client.leaders.get(request.group) is request:
             del client.leaders[request.group]
+        self.count_end(request, reason)
+
+    def count_end(self, request: Request, reason: str) -> None:
         self._counters.finished[reason] += 1
+        tallies = request.client.tallies
+        tally = tallies[request.request_id]
+        tally.end(request, reason)
+        if tally.unended == 0:
+            del tallies[request.request_id]
+            self._report_ended(tally)
 
     def fail(self, request: Request, error: WireError, step: int) -> None:
         """End `request` in failure: what it computed in `step` is worthless. So is what forks took

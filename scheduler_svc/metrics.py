@@ -65,8 +65,8 @@ class SchedulerCollector(Collector):
 
     def _finished(self, engines: list[EngineView]) -> Metric:
         family = CounterMetricFamily(
-            "vllm:request_success",
-            "Requests that ended, by reason",
+            "pagemesh_engine_requests",
+            "Choices of requests that ended on an engine, by reason",
             labels=(*LABELS, "finished_reason"),
         )
         for engine in engines:

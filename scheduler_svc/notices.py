@@ -8,6 +8,7 @@ from typing import Final
 import structlog
 
 from pagemesh.scheduler_svc.request import Request
+from pagemesh.scheduler_svc.tally import Tally
 
 _REMEDIES: Final = (
     "lower --max-num-seqs, shorten --max-model-len, add tensor parallelism or replicas"
@@ -31,3 +32,27 @@ def preempted(engine_id: str, victims: Sequence[Request], total: int, device: st
 
 def snapshot(engine_id: str, last_step: int, sent: int) -> None:
     log.warning("snapshot_asked_for", engine=engine_id, last_step=last_step, sent=sent)
+
+
+def request_ended(engine_id: str, tally: Tally) -> None:
+    log.info(
+        "request_ended",
+        request_id=tally.request_id,
+        engine=engine_id,
+        finish_reason=",".join(sorted(tally.finish_reasons)),
+        choices=tally.choices,
+        prompt_tokens=tally.prompt_tokens,
+        generated_tokens=tally.generated_tokens,
+        cached_tokens=tally.cached_tokens,
+        preemptions=tally.preemptions,
+    )
+
+
+def rows_failed(step: int, failed: Sequence[tuple[Request, str]]) -> None:
+    """One line per step: the worker's words are for the operator, not for clients."""
+    log.error(
+        "rows_failed",
+        step=step,
+        requests=[request.request_id for request, _ in failed],
+        reasons=sorted({reason for _, reason in failed}),
+    )

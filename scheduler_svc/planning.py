@@ -90,6 +90,7 @@ def plan_running(running: Iterable[Request], limits: Limits) -> Rows:
         if computed >= request.room_tokens:
             growing.append(request)
     if len(decodes) > limits.budget_tokens:
+        # Those left out wait for the end of earlier ones only: nobody enters beside them.
         del decodes[limits.budget_tokens :]
         growing = [request for request in decodes if request.computed >= request.room_tokens]
     budget = limits.budget_tokens - len(decodes)

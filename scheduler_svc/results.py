@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.scheduler_svc.inflight import InFlight
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
@@ -96,11 +97,12 @@ class ResultReader:
             message = "the model produced NaN or infinite logits for this request"
             error = WireError(500, "nonfinite_logits", None, message)
             self._lifecycle.fail(_row(flight, row), error, flight.step)
-        for row, text in result.failed:
-            error = WireError(
-                500, "step_failed", None, f"the worker failed on this request: {text}"
-            )
-            self._lifecycle.fail(_row(flight, row), error, flight.step)
+        failed = [(_row(flight, row), reason) for row, reason in result.failed]
+        if failed:
+            notices.rows_failed(flight.step, failed)
+        for request, _ in failed:
+            error = WireError(500, "step_failed", None, "the worker failed on this request")
+            self._lifecycle.fail(request, error, flight.step)
 
     def _fail_unsampled(self, flight: InFlight, sampled: Sequence[int]) -> None:
         """A row that should have sampled and did not would wait for ever."""

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Final
 
 import structlog
 from aiohttp import web
 
+from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
@@ -184,6 +186,7 @@ class SchedulerService:
                 epoch=link.peer.epoch,
                 prefix_caching=settings.cache.enable_prefix_caching,
                 after_step=last_step,
+                report_ended=partial(notices.request_ended, status.engine_id),
             )
         except SettingsError as error:
             self._refused = str(error)

@@ -186,7 +186,7 @@ class BlockMachine(RuleBasedStateMachine):
             return
         reachable = {h for hashes in self.chains() for h in self.hit_hashes(hashes)}
         assert reachable == set(self.contents.values())
-        assert self.manager.cached == len(reachable)
+        assert set(self.manager._contents._newest) == reachable
 
     def hit_hashes(self, hashes: list[bytes]) -> list[bytes]:
         return hashes[: len(self.manager.match(hashes, CHAIN_BLOCKS))]

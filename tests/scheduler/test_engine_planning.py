@@ -57,6 +57,18 @@ def test_decodes_beyond_the_budget_wait_and_everyone_ends() -> None:
         assert answer.ids == expected_answer(prompt(1, 3 + key), 8)
 
 
+def test_decodes_beyond_the_budget_are_not_starved_by_newcomers() -> None:
+    """However many come, nobody enters while someone on the worker is left out."""
+    driver = Driver(capacity=make_capacity(budget=2), run_ahead_depth=2)
+    early = [driver.submit(make_submit(key, prompt(1), max_tokens=20)) for key in range(5)]
+    for key in range(5, 200):
+        driver.submit(make_submit(key, prompt(1), max_tokens=20))
+        driver.plan()
+        driver.land()
+    assert all(answer.ended for answer in early)
+    assert driver.engine.stats().waiting > 0
+
+
 def test_without_chunking_a_prompt_waits_until_it_fits_one_step() -> None:
     capacity = make_capacity(budget=32)
     card = make_card(max_model_len=32)

@@ -231,7 +231,7 @@ def test_what_was_said_before_a_failure_is_not_lost() -> None:
     result = driver.pending.pop()
     assert isinstance(result, StepResult)
     broken = driver.engine._clients[OWNER].requests[2]
-    broken.ids = None  # type: ignore[assignment]
+    broken.max_length = None  # type: ignore[assignment]
     with pytest.raises(TypeError):
         driver.engine.apply(result, 0.0)
     driver.note(driver.engine.fail_all("the engine failed"))

@@ -155,7 +155,7 @@ async def test_an_abort_frees_the_workers_slot_and_counts(scheduler: Scheduler, 
         await tokenizer.until_over(runs)
         assert queued.ids == []
     await asyncio.gather(worker.until_empty(), tokenizer.until_idle())
-    name = "vllm:request_success_total"
+    name = "pagemesh_engine_requests_total"
     labels = {"model_name": "tiny", "engine": "worker-1"}
     assert await metric(scheduler, name, finished_reason="abort", **labels) == 1
     assert await metric(scheduler, name, finished_reason="length", **labels) == 1
@@ -171,7 +171,7 @@ async def test_a_tokenizer_that_goes_takes_its_requests_with_it(scheduler: Sched
     await stays.until_over(answer)
     await asyncio.gather(worker.until_empty(), stays.until_idle())
     assert answer.ids == expected_answer(PROMPT, 8)
-    assert await metric(scheduler, "vllm:request_success_total", finished_reason="abort") == 1
+    assert await metric(scheduler, "pagemesh_engine_requests_total", finished_reason="abort") == 1
 
 
 # -- workers come and go --------------------------------------------------------------------------
