@@ -37,6 +37,9 @@ class Pending(Protocol):
     def fail(self, error: RequestError) -> None:
         """Nothing more will come."""
 
+    def abandon(self) -> None:
+        """Nobody waits for it any more."""
+
 
 class PendingGeneration:
     """One prompt on its way. Its truth (prompt, generated ids, seed) lives here."""
@@ -97,7 +100,6 @@ class PendingGeneration:
         self.generation.fail(error)
 
     def abandon(self) -> None:
-        """Its client is gone."""
         self._end_all("abort" if self.generation.error is None else "error")
 
     def _gain(self, delta: Delta) -> None:
@@ -147,3 +149,6 @@ class PendingCall:
     def fail(self, error: RequestError) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
+
+    def abandon(self) -> None:
+        self.answer.cancel()

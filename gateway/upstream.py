@@ -83,13 +83,16 @@ class Upstream:
                 self._abandon(entry)
 
     async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
-        """The answer to one question. Raises the RequestError it was refused with."""
+        """The answer to one question. Raises the RequestError it was refused with.
+
+        Whoever stops waiting cancels the question.
+        """
         call = PendingCall(question)
         self._enter(call)
         try:
             return await call.answer
         finally:
-            self._leave(call)
+            self._abandon(call)
 
     async def drain(self) -> None:
         """Take no new generations; return when the table is empty."""
@@ -139,6 +142,7 @@ class Upstream:
             case Tokenized() | Detokenized():
                 entry = self._entry(link, message.request_id)
                 if isinstance(entry, PendingCall):
+                    self._leave(entry)
                     entry.resolve(message)
             case Engines():
                 self._learn(link, message)
@@ -184,7 +188,8 @@ class Upstream:
         if not self._table:
             self._idle.set()
 
-    def _abandon(self, entry: PendingGeneration) -> None:
+    def _abandon(self, entry: Pending) -> None:
+        """Cancel what is still open."""
         if entry.request_id not in self._table:
             return
         link = self._links.get(entry.link or "")

@@ -70,7 +70,8 @@ def _malformed(body: bytes, reason: str) -> RequestError:
 
 def _type_error(text: str) -> RequestError:
     found = _PATH.search(text)
-    path = found["path"] if found else ""
+    # `[...]` stands for any key or element, which clients cannot look up.
+    path = found["path"].partition("[...]")[0] if found else ""
     reason = text[: found.start()] if found else text
     missing = _MISSING.match(reason)
     if missing:

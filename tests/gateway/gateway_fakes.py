@@ -140,6 +140,7 @@ class FakeTokenizer:
         self.talks: dict[str, Conversation] = {}
         self.mute_questions = False
         self.muted = asyncio.Event()
+        self.withdrawn: asyncio.Queue[str] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve_link(self, request: web.Request) -> web.WebSocketResponse:
@@ -168,9 +169,11 @@ class FakeTokenizer:
         match message:
             case Generate():
                 self._generate(Conversation(link, message))
-            case Cancel(request_id):
+            case Cancel(request_id) if request_id in self.talks:
                 self.talks[request_id].cancelled.set()
-            case Tokenize() if self.mute_questions:
+            case Cancel(request_id):
+                self.withdrawn.put_nowait(request_id)
+            case Tokenize() | Detokenize() if self.mute_questions:
                 self.muted.set()
             case Tokenize(request_id, _, prompt, want_strs):
                 ids = prompt_ids(prompt)

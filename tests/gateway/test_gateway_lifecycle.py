@@ -74,6 +74,27 @@ async def test_a_hang_up_cancels_within_a_second(
     await until(gateway, f'{{handler="{COMPLETIONS}",method="POST",status="499"}} 1.0')
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "prefix"),
+    [("/tokenize", {"prompt": "ab"}, "tok-"), ("/detokenize", {"tokens": [65]}, "detok-")],
+)
+async def test_a_hang_up_cancels_a_question_and_an_answer_does_not(
+    gateway: Gateway, tokenizer: FakeTokenizer, path: str, body: dict[str, Any], prefix: str
+) -> None:
+    assert (await gateway.post(path, body))[0] == 200
+    tokenizer.mute_questions = True
+    async with aiohttp.ClientSession() as leaver:
+        asking = asyncio.create_task(leaver.post(gateway.url + path, json=body))
+        async with asyncio.timeout(5):
+            await tokenizer.muted.wait()
+        asking.cancel()
+    withdrawn = await asyncio.wait_for(tokenizer.withdrawn.get(), CANCEL_TIMEOUT_S)
+    assert withdrawn.startswith(prefix)
+    assert tokenizer.withdrawn.empty()
+    tokenizer.mute_questions = False
+    assert (await gateway.post(path, body))[0] == 200
+
+
 async def test_a_finished_choice_is_not_cancelled_again(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:
