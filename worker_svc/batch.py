@@ -90,6 +90,7 @@ class Batch:
         self.known = np.zeros(max_num_seqs, np.int64)
         self.computed = np.zeros(max_num_seqs, np.int64)
         self.n_prompt = np.zeros(max_num_seqs, np.int64)
+        self._request_ids = [""] * max_num_seqs
         self._n_blocks = np.zeros(max_num_seqs, np.int64)
         self._blocks = np.zeros((max_num_seqs, -(-max_model_len // block_tokens)), np.int32)
         # One column more than a request may have: a prompt of full length that is only scored still
@@ -123,6 +124,7 @@ class Batch:
         self.known[row.slot] = len(ids)
         self.computed[row.slot] = row.computed
         self.n_prompt[row.slot] = row.n_prompt
+        self._request_ids[row.slot] = row.request_id
         self._n_blocks[row.slot] = 0
         self.append_blocks(row.slot, row.blocks)
         first = row.slot * self._row_tokens
@@ -143,6 +145,10 @@ class Batch:
         """int32 ids of every known token of a slot, on the device."""
         first = slot * self._row_tokens
         return self._token_ids[first : first + int(self.known[slot])]
+
+    def request_ids(self, slots: Ints) -> list[str]:
+        """Names of the requests in `slots`, for the log."""
+        return [self._request_ids[slot] for slot in slots.tolist()]
 
     def _are_live(self, slots: Ints) -> bool:
         in_range = bool(((slots >= 0) & (slots < len(self._live))).all())

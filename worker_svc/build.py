@@ -13,7 +13,7 @@ import torch
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_folder
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.settings import ParallelSettings, Settings
+from pagemesh.shared.settings import CacheSettings, ParallelSettings, Settings
 from pagemesh.shared.wire import Capacity, ModelCard, NewRow, Step, pack_ids
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import load_decoder
@@ -48,7 +48,9 @@ def build_runner(settings: Settings, report: Report = lambda stage: None) -> Run
     thread that calls it. `report` is told what is being waited for. Raises StartupError with the
     sentence to show.
     """
-    check_supported(settings.parallel)
+    check_supported(settings.parallel, settings.cache)
+    if settings.parallel.device == "auto" and torch.cuda.is_available():
+        log.warning("gpu_not_used", device="cpu", reason="computing on a GPU is not available yet")
     torch.set_num_threads(settings.parallel.threads or len(os.sched_getaffinity(0)))
     folder = prepared_folder(settings.model)
     prepared = load_prepared(folder)
@@ -64,7 +66,7 @@ def build_runner(settings: Settings, report: Report = lambda stage: None) -> Run
     return runner
 
 
-def check_supported(parallel: ParallelSettings) -> None:
+def check_supported(parallel: ParallelSettings, cache: CacheSettings) -> None:
     """Raises SettingsError for what this worker cannot do yet."""
     if parallel.tensor_parallel_size > 1:
         raise SettingsError(
@@ -75,6 +77,12 @@ def check_supported(parallel: ParallelSettings) -> None:
     if parallel.device == "cuda":
         raise SettingsError(
             "--device cuda is not supported yet: use --device cpu, or auto", key="device"
+        )
+    if cache.gpu_memory_utilization != CacheSettings().gpu_memory_utilization:
+        raise SettingsError(
+            f"--gpu-memory-utilization {cache.gpu_memory_utilization} has no effect on a CPU: "
+            "set --kv-cache-memory, the size of the KV pool, instead",
+            key="gpu_memory_utilization",
         )
 
 

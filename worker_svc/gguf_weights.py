@@ -121,6 +121,16 @@ class GGUFWeights:
         return default if field is None else field.contents()
 
     def _check(self, config: DecoderConfig) -> None:
+        self._check_kind()
+        for key, values in _expected_fields(config).items():
+            value = self._field(f"{self._architecture}.{key}", None)
+            if value is not None and value not in values:
+                raise StartupError(
+                    f"{self._path}: {self._architecture}.{key} = {value} does not agree with "
+                    "config.json; correct config.json, or use the safetensors form of the model"
+                )
+
+    def _check_kind(self) -> None:
         if self._architecture not in _ARCHITECTURES:
             raise StartupError(
                 f"{self._path}: GGUF architecture {self._architecture} is not supported; supported "
@@ -131,23 +141,20 @@ class GGUFWeights:
                 f"{self._path} is one part of a split GGUF: merge the parts with "
                 "`llama-gguf-split --merge`"
             )
-        windows = {window for window in config.windows if window is not None}
-        kind = config.rope.kind
-        expected: dict[str, set[Any]] = {
-            "rope.scaling.type": {kind, "none"} if kind == "default" else {kind},
-            "attention.sliding_window": windows or {0},
-            "attention.key_length": {config.head_dim},
-            "attention.value_length": {config.head_dim},
-            "rope.dimension_count": {config.head_dim},
-            "expert_count": {0},
-        }
-        for key, values in expected.items():
-            value = self._field(f"{self._architecture}.{key}", None)
-            if value is not None and value not in values:
-                raise StartupError(
-                    f"{self._path}: {self._architecture}.{key} = {value} does not agree with "
-                    "config.json; correct config.json, or use the safetensors form of the model"
-                )
+
+
+def _expected_fields(config: DecoderConfig) -> dict[str, set[Any]]:
+    """Field of the GGUF, without its architecture → the values that agree with `config`."""
+    windows = {window for window in config.windows if window is not None}
+    kind = config.rope.kind
+    return {
+        "rope.scaling.type": {kind, "none"} if kind == "default" else {kind},
+        "attention.sliding_window": windows or {0},
+        "attention.key_length": {config.head_dim},
+        "attention.value_length": {config.head_dim},
+        "rope.dimension_count": {config.head_dim},
+        "expert_count": {0},
+    }
 
 
 def _hugging_face_name(name: str) -> str:

@@ -24,7 +24,8 @@ class ResultBuilder:
         self.step = step.step
         self._epoch = step.epoch
         self._sampled = np.full(len(step.slots) // WIRE_INT.itemsize, -1, WIRE_INT)
-        self._nonfinite: set[int] = set()
+        self.nonfinite: set[int] = set()
+        """Places of rows in the step whose logits were NaN or infinite."""
         self._logprobs: list[LogprobRow] = []
         self._prompt_logprobs: list[PromptLogprobs] = []
         self._failed: list[tuple[int, str]] = []
@@ -33,7 +34,7 @@ class ResultBuilder:
         """`rows` were computed; `sampled` has an entry for each of them that samples."""
         index = rows.index[rows.samples]
         self._sampled[index] = sampled.tokens.numpy(force=True)
-        self._nonfinite.update(index[~sampled.finite].tolist())
+        self.nonfinite.update(index[~sampled.finite].tolist())
         if sampled.logprobs is not None:
             self._add_logprobs(index, sampled, sampled.logprobs)
         for score in prompts:
@@ -50,7 +51,7 @@ class ResultBuilder:
             epoch=self._epoch,
             step=self.step,
             sampled=self._sampled.tobytes(),
-            nonfinite=sorted(self._nonfinite),
+            nonfinite=sorted(self.nonfinite),
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
             failed=self._failed,
@@ -77,7 +78,7 @@ class ResultBuilder:
             )
         )
         if not score.finite:
-            self._nonfinite.add(row)
+            self.nonfinite.add(row)
 
 
 def describe(error: Exception) -> str:

@@ -110,6 +110,7 @@ class Runner:
         else:
             if len(rows) > 0:
                 self._compute(rows, result)
+                self._log_nonfinite(rows, result)
         self._last_step = step.step
         return result.build(time.perf_counter() - started_s)
 
@@ -167,8 +168,15 @@ class Runner:
             if len(rows) > 1:
                 log.warning("step_split", step=step, rows=len(rows), reason=reason)
             else:
-                log.exception("row_failed", step=step, slot=int(rows.slots[0]))
+                [request_id] = self._batch.request_ids(rows.slots)
+                log.exception("row_failed", step=step, request_id=request_id)
             return reason
+
+    def _log_nonfinite(self, rows: Rows, result: ResultBuilder) -> None:
+        if result.nonfinite:
+            slots = rows.slots[sorted(result.nonfinite)]
+            requests = self._batch.request_ids(slots)
+            log.error("nonfinite_logits", step=result.step, requests=requests)
 
     def _run_model(self, rows: Rows) -> Computed:
         """Changes the KV pool only, with the same values if it is run again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -139,6 +140,11 @@ def test_the_smallest_pool_and_length(folder: Path) -> None:
             "--tensor-parallel-size 2 is not supported yet",
         ),
         ({"parallel": ParallelSettings(device="cuda")}, "device", "use --device cpu"),
+        (
+            {"cache": CacheSettings(gpu_memory_utilization=0.5)},
+            "gpu_memory_utilization",
+            "set --kv-cache-memory",
+        ),
         ({"max_model_len": 1001}, "max_model_len", "choose 1 to 1000"),
         (
             {"scheduler": SchedulerSettings(enable_chunked_prefill=False)},
@@ -155,6 +161,17 @@ def test_settings_that_cannot_work(
         build_runner(settings_for(folder, **changes))
     assert error.value.key == key
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("device", "warnings"), [("auto", 1), ("cpu", 0)])
+def test_a_gpu_that_is_not_used_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, device: Literal["auto", "cpu"], warnings: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    parallel = ParallelSettings(threads=1, device=device)
+    with capture_logs() as logs:
+        build_runner(settings_for(folder, parallel=parallel))
+    assert [entry["event"] for entry in logs].count("gpu_not_used") == warnings
 
 
 def test_an_explicit_length_that_does_not_fit(folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 from worker_harness import (
     GREEDY,
@@ -26,6 +27,7 @@ from pagemesh.shared.wire import StepResult, pack_ids, unpack_ids
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import StepGap
+from pagemesh.worker_svc.step_model import StepModel
 
 
 class Faulty:
@@ -33,7 +35,7 @@ class Faulty:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: StepModel,
         fails: Callable[[Tensor], bool],
         error: Exception | None = None,
     ) -> None:
@@ -47,7 +49,7 @@ class Faulty:
         self.batches.append(len(inputs.seq_lens))
         if self._fails(token_ids):
             raise self._error
-        return self._decoder(token_ids, positions, inputs, kv)
+        return self._decoder.forward(token_ids, positions, inputs, kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)
@@ -79,6 +81,19 @@ def test_a_row_that_cannot_be_computed_fails_alone(decoder: Decoder) -> None:
     result = driver.runner.execute(step)
     for slot, token in driver.sampled(step, result).items():
         assert [sampled[slot], token] == alone(decoder, PROMPT, PARAMS[4], 2, seed=slot)
+
+
+def test_log_lines_of_bad_rows_name_their_requests(decoder: Decoder) -> None:
+    poisoned = Faulty(Poisoned(decoder, math.nan), lambda ids: bool((ids == 66).any()))
+    driver = Driver(tiny_runner(poisoned))
+    for slot, last in ((5, 1), (2, 66), (7, 77)):
+        driver.enter(slot, [*PROMPT, last])
+    with capture_logs() as lines:
+        driver.run({5: 8, 2: 8, 7: 8})
+    [failed] = [line for line in lines if line["event"] == "row_failed"]
+    [nonfinite] = [line for line in lines if line["event"] == "nonfinite_logits"]
+    assert failed["request_id"] == "request-2"
+    assert nonfinite["requests"] == ["request-3"]
 
 
 def test_a_failed_row_may_still_be_in_the_next_step(decoder: Decoder) -> None:

@@ -127,8 +127,10 @@ class Driver:
             blocks.append(self.free.pop())
         self.slots[slot] = Booked(len(ids), computed, blocks)
         n_prompt = len(ids) if n_prompt is None else n_prompt
+        packed_ids, packed_blocks = pack_ids(ids), pack_ids(blocks)
+        name = f"request-{len(self.slots)}"
         self._new.append(
-            NewRow(slot, pack_ids(ids), n_prompt, seed, params, pack_ids(blocks), computed)
+            NewRow(slot, packed_ids, n_prompt, seed, params, packed_blocks, computed, name)
         )
 
     def leave(self, slot: int, *, keep_blocks: bool = False) -> list[int]:
