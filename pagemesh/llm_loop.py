@@ -57,7 +57,8 @@ class LLMLoop:
     def run(self, submits: Iterable[Submit], on_delta: Callable[[Delta], None]) -> None:
         """Compute every choice of `submits`, which the pipeline has admitted.
 
-        However it ends (an interrupt, an exception in `on_delta`), the loop can run again after.
+        However it ends (an interrupt, an exception in `on_delta`, an engine whose books disagree),
+        the loop can run again after.
         """
         queue = deque(submits)
         try:
@@ -67,8 +68,10 @@ class LLMLoop:
                 for tokens in self._land():
                     self._launch()  # the worker computes on while this thread decodes
                     self._deliver(tokens, on_delta)
-        finally:
-            self._settle()
+        except BaseException:
+            self._start_over()
+            raise
+        self._audit()
 
     def _feed(self, queue: deque[Submit]) -> None:
         """Keep the engine's waiting queue short, however many prompts there are."""
@@ -104,10 +107,12 @@ class LLMLoop:
         for delta in fed.deltas:
             on_delta(delta)
 
-    def _settle(self) -> None:
-        """Abort what still runs and take in what is out, so that every block is free again."""
-        self._engine.drop_owner(_OWNER)
-        while self._out:
-            self._land()
+    def _start_over(self) -> None:
+        """New books and, with the next step, an empty batch: those at hand may be half written."""
+        self._engine.fail_all("the call was given up")
+        wait(self._out)
+        self._out.clear()
+
+    def _audit(self) -> None:
         for finding in self._engine.audit():
             log.error("audit", finding=finding)

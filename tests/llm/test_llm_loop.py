@@ -16,6 +16,7 @@ from llm_helpers import GREEDY, WARM, MakeLLM, ids_of, state_of
 from tiny_llama import MAX_TOKENS
 
 from pagemesh import LLM, SamplingParams
+from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.shared.wire import Step, StepResult
 
 
@@ -118,6 +119,31 @@ def test_worker_that_lost_its_batch_gets_it_again(
         patch.setattr(runner, "execute", forgetting)
         assert ids_of(llm.generate(["a", "b"], WARM)) == expected
     assert state_of(llm) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize("call", ["plan", "apply"])
+def test_engine_that_breaks_begins_anew(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The books are left half written: a step is out, or in, that the engine does not know of."""
+    expected = ids_of(llm.generate(["a", "b"], WARM))
+    engine = llm._loop._engine
+    sound = getattr(engine, call)
+    calls: list[object] = []
+
+    def breaking(*arguments: Any) -> Any:
+        calls.append(arguments)
+        outcome = sound(*arguments)
+        if len(calls) == 4:
+            raise InvariantError("the books disagree")
+        return outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, call, breaking)
+        with pytest.raises(InvariantError):
+            llm.generate(["a", "b"], WARM)
+    assert state_of(llm) == (0, 0, 0.0)
+    assert ids_of(llm.generate(["a", "b"], WARM)) == expected
 
 
 def test_dropped_llm_ends_its_thread(make_llm: MakeLLM) -> None:
