@@ -23,7 +23,7 @@ import aiohttp
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.registry import Instance, Registry, masked_url
@@ -47,6 +47,8 @@ class Runtime:
         self.registry = registry
         self.session = session
         self.metrics = CollectorRegistry()
+        redis_up = Gauge("pagemesh_redis_up", "Whether Redis answers", registry=self.metrics)
+        redis_up.set_function(lambda: float(not registry.away))
         self.epoch = time.time_ns()
         self.instance_id = f"{service}-{uuid.uuid4().hex[:8]}"
 

@@ -118,6 +118,16 @@ async def test_health_ready_metrics_and_own_routes(settings: Settings, registry:
         assert await get(f"{url}/hello") == (200, "hello")
 
 
+async def test_whether_redis_answers_is_a_metric(settings: Settings, registry: Registry) -> None:
+    async with up(settings, registry) as (core, url):
+        assert "pagemesh_redis_up 1.0" in (await get(f"{url}/metrics"))[1]
+    nobody = Registry("redis://127.0.0.1:1", "m")
+    runtime = Runtime("worker", settings, nobody, core.runtime.session)
+    await nobody.withdraw(Instance("worker", "worker-1", "127.0.0.1:1", 1))
+    assert runtime.metrics.get_sample_value("pagemesh_redis_up") == 0
+    await nobody.close()
+
+
 async def test_sigterm_withdraws_then_drains_then_cancels(
     settings: Settings, registry: Registry
 ) -> None:
