@@ -103,9 +103,11 @@ class Registry:
         try:
             instance = _instance(value)
         except msgspec.DecodeError as error:
-            return self._pass_over(name, f"its registry key is no instance: {error}")
+            self._pass_over(name, f"its registry key is no instance: {error}")
+            return None
         if instance.protocol != PROTOCOL:
-            return self._pass_over(name, f"protocol {instance.protocol} is not {PROTOCOL}")
+            self._pass_over(name, f"protocol {instance.protocol} is not {PROTOCOL}")
+            return None
         return instance
 
     def _pass_over(self, name: str, reason: str) -> None:
