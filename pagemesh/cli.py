@@ -33,7 +33,8 @@ _USAGE: Final = "pagemesh COMMAND [MODEL] [--flag VALUE …]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 1 (failed), 2 (cannot start) or 130."""
+    """Run the command line and return its exit code: 0, 1 (failed), 2 (cannot start), or 128 plus
+    the number of a signal."""
     try:
         return _dispatch(sys.argv[1:] if argv is None else argv)
     except StartupError as error:

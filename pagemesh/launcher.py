@@ -20,16 +20,18 @@ from redis.exceptions import RedisError
 from pagemesh.banner import banner, gateway_url
 from pagemesh.children import line_writer, service_spec
 from pagemesh.embedded_valkey import embedded_valkey
-from pagemesh.shared.errors import StartupError
+from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.logs import is_human
 from pagemesh.shared.prepared import load_prepared, prepared_folder
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
-from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, guarded
+from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, guarded
 
 # In the order they start; they stop the other way round.
 SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
 EXIT_FAILED: Final = 1
+# As a shell counts: what a signal ended has this plus the signal's number.
+EXIT_SIGNAL: Final = 128
 REGISTRY_TIMEOUT_S: Final = 10.0
 STOP_GRACE_S: Final = 3.0
 _POLL_S: Final = 0.05
@@ -102,8 +104,14 @@ async def _until_stop(work: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | 
 def _complete(settings: Settings) -> Settings:
     """Decide what the children must agree on: the port, the mesh secret, how lines look.
 
-    Raises StartupError when the port is busy.
+    Raises StartupError when the port is busy, SettingsError for one port of several services.
     """
+    if settings.mesh.service_port != 0:
+        raise SettingsError(
+            f"pagemesh serve cannot give --service-port {settings.mesh.service_port} to each of "
+            "its services: leave it at 0, which takes free ports",
+            key="service_port",
+        )
     port = _free_port(settings.gateway.host, settings.gateway.port)
     mesh = replace(settings.mesh, mesh_secret=settings.mesh.mesh_secret or secrets.token_hex(32))
     log_format = "human" if is_human(settings.log) else "json"
@@ -135,19 +143,24 @@ def _free_port(host: str, port: int) -> int:
 async def _prepare(settings: Settings) -> int:
     """Prepare the model in a process of its own, which hands its memory back; its exit code.
 
-    It shares our terminal, for its progress bar, and says itself what went wrong.
+    It shares our terminal, for its progress bar, and says itself what went wrong, unless a signal
+    ended it.
     """
     spec = service_spec("prepare", settings)
     process = await asyncio.create_subprocess_exec(
         *guarded(spec.command), env=dict(spec.environ), stdout=asyncio.subprocess.DEVNULL
     )
     try:
-        return await process.wait()
+        exit_code = await process.wait()
     except asyncio.CancelledError:
         with suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
         raise
+    if exit_code >= 0:
+        return exit_code
+    log.error("prepare_ended", ended=describe_exit(exit_code))
+    return EXIT_SIGNAL - exit_code
 
 
 @contextmanager

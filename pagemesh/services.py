@@ -12,7 +12,7 @@ from aiohttp.typedefs import Middleware
 
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.service import BuildService, serve
-from pagemesh.shared.settings import GatewaySettings, Settings
+from pagemesh.shared.settings import GatewaySettings, Settings, check_link_exposure
 
 _INNER: Final = {
     "tokenizer": ("pagemesh.tokenizer_svc.service", "TokenizerService"),
@@ -52,6 +52,7 @@ def _run_gateway(settings: Settings) -> None:
 
 
 def _run_inner(service: str, settings: Settings) -> None:
+    check_link_exposure(settings.mesh)
     module, name = _INNER[service]
     build: BuildService = getattr(import_module(module), name)
     _run(service, settings, build, address=(settings.mesh.service_host, settings.mesh.service_port))

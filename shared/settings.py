@@ -64,7 +64,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gpu_memory_utilization: Annotated[
         float,
         _meta(
-            "Share of the device's memory to use (GPU only; see --kv-cache-memory)", day_one=True
+            "Share of the device's memory to use (GPU only; on a CPU set --kv-cache-memory)",
+            day_one=True,
         ),
         Meta(gt=0, le=1),
     ] = 0.9
@@ -143,13 +144,19 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
     mesh_name: Annotated[str, _meta("Prefix of this mesh's keys in Redis")] = "pagemesh"
     mesh_secret: Annotated[
-        str, _meta("Shared secret of the links between services", secret=True)
+        str,
+        _meta(
+            "Shared secret of the links between services; needed when service_host is not loopback",
+            secret=True,
+        ),
     ] = ""
     service_host: Annotated[str, _meta("Address inner services listen on and announce")] = (
         "127.0.0.1"
     )
     service_port: Annotated[
-        int, _meta("Port of an inner service; 0 takes a free one"), Meta(ge=0, le=65535)
+        int,
+        _meta("Port of an inner service; 0 takes a free one, as pagemesh serve must"),
+        Meta(ge=0, le=65535),
     ] = 0
     drain_timeout_s: Annotated[
         float, _meta("How long running requests may finish after SIGTERM"), Meta(ge=0)
@@ -200,6 +207,16 @@ def _check_exposure(gateway: GatewaySettings) -> None:
             f"host {gateway.host} is reachable from other machines: set an --api-key, or "
             "--allow-unauthenticated to let anybody in",
             key="host",
+        )
+
+
+def check_link_exposure(mesh: MeshSettings) -> None:
+    """For a service that listens for links. Raises SettingsError when anybody could open one."""
+    if mesh.service_host not in LOOPBACK_HOSTS and not mesh.mesh_secret:
+        raise SettingsError(
+            f"service_host {mesh.service_host} is reachable from other machines: give every "
+            "service of the mesh the same --mesh-secret (PAGEMESH_MESH_SECRET)",
+            key="mesh_secret",
         )
 
 

@@ -133,6 +133,8 @@ def test_config_show_masks_secrets(capsys: pytest.CaptureFixture[str]) -> None:
         (["serve", "--port", "x"], "port = 'x' (from --port) will not do: expected int"),
         (["serve", "--config", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
         (["gateway", "--host", "0.0.0.0"], "set an --api-key"),
+        (["serve", "--service-port", "7000"], "cannot give --service-port 7000 to each"),
+        (["worker", "--service-host", "0.0.0.0"], "give every service of the mesh the same --mesh"),
         (["serv"], "invalid choice: 'serv'"),
     ],
 )

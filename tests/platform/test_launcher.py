@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pagemesh import launcher
 from pagemesh.banner import banner, gateway_url
 from pagemesh.children import line_writer, service_spec
 from pagemesh.launcher import _complete
-from pagemesh.shared.errors import StartupError
+from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.settings import GatewaySettings, LogSettings, MeshSettings, Settings
 from pagemesh.shared.settings_sources import load_settings
+from pagemesh.supervisor import ChildSpec
 
 FREE = Settings(gateway=GatewaySettings(port=0))
 
@@ -77,6 +80,21 @@ def test_a_host_name_that_does_not_exist_is_one_sentence() -> None:
     gateway = GatewaySettings(host="no.such.host.invalid", api_key=["k"])
     with pytest.raises(StartupError, match=r"no\.such\.host\.invalid:8000: .*not known"):
         _complete(Settings(gateway=gateway))
+
+
+def test_one_port_for_several_services_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--service-port 7000 to each") as caught:
+        _complete(replace(FREE, mesh=MeshSettings(service_port=7000)))
+    assert caught.value.key == "service_port"
+
+
+@pytest.mark.parametrize(("ending", "code"), [("exit 3", 3), ("kill -KILL $$", 137)])
+async def test_the_exit_code_of_prepare_is_one_a_shell_knows(
+    ending: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ChildSpec("prepare", ("/bin/sh", "-c", ending), os.environ)
+    monkeypatch.setattr(launcher, "service_spec", lambda *_: spec)
+    assert await launcher._prepare(FREE) == code
 
 
 def test_every_mesh_draws_its_own_secret_unless_one_is_given() -> None:
