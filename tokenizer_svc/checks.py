@@ -16,8 +16,8 @@ MAX_STOP_CHARS: Final = 1024
 # A question may be about more than a model takes, within reason: a token is some four characters.
 MIN_QUESTION_LIMIT: Final = 2**20
 QUESTION_UNITS_PER_TOKEN: Final = 8
-# They all travel in one delta, and a frame has its limit.
-MAX_PROMPT_LOGPROBS: Final = 1_000_000
+# They all travel in one delta, which is packed and unpacked in one go.
+MAX_PROMPT_LOGPROBS: Final = 2**18
 
 
 def check_prompt(prompt: Prompt, n_prompt: int, max_model_len: int, *, room: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from pagemesh.shared.wire import LogprobRow, PromptLogprobs, TokenLogprob, unpack_ids
@@ -12,10 +12,30 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 
 # What stands for minus infinity, which JSON cannot hold.
 LOWEST_LOGPROB: Final = -9999.0
+# How many entries are formatted in a few milliseconds.
+PIECE_ENTRIES: Final = 1024
+_ID_BYTES: Final = 4
 
 
 def token_logprob(text_model: TextModel, row: LogprobRow) -> TokenLogprob:
     return _format(text_model, unpack_ids(row.ids), _floats(row.values), row.rank)
+
+
+def pieces(
+    chunks: Iterable[PromptLogprobs], max_entries: int = PIECE_ENTRIES
+) -> Iterator[PromptLogprobs]:
+    """The same rows in chunks of about `max_entries` ids and values."""
+    for chunk in chunks:
+        positions = max(1, max_entries // chunk.width)
+        piece_bytes = _ID_BYTES * positions
+        for at in range(0, len(chunk.ranks), piece_bytes):
+            row = slice(at * chunk.width, (at + piece_bytes) * chunk.width)
+            yield chunk._replace(
+                start=chunk.start + at // _ID_BYTES,
+                ids=chunk.ids[row],
+                values=chunk.values[row],
+                ranks=chunk.ranks[at : at + piece_bytes],
+            )
 
 
 def prompt_token_logprobs(text_model: TextModel, chunk: PromptLogprobs) -> list[TokenLogprob]:

@@ -32,13 +32,18 @@ class Outbox:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Send until the link is gone."""
-        with suppress(LinkClosed):
+        """Send until the link is gone. A link without a sender is no use, so both end together."""
+        try:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
                 self._flush()
                 await self.link.drained()
+        except LinkClosed:
+            pass
+        except Exception:
+            log.exception("outbox_failed", gateway=self.link.name)
+            self.link.abort("its sender failed")
 
     def send(self, message: Message) -> None:
         """Send what is no delta, now. Silent on a closed link: its reader cleans up."""

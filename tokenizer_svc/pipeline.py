@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
+import structlog
+
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.wire import (
     Delta,
@@ -18,6 +20,7 @@ from pagemesh.shared.wire import (
     Generate,
     LogprobRow,
     ModelCard,
+    PromptLogprobs,
     Submit,
     Tokens,
     WireError,
@@ -28,6 +31,8 @@ from pagemesh.tokenizer_svc.admission import Prepared, prepare_request, submit_o
 from pagemesh.tokenizer_svc.choice import Choice, Finish
 from pagemesh.tokenizer_svc.logprobs import prompt_token_logprobs, token_logprob
 from pagemesh.tokenizer_svc.text_model import TextModel
+
+log = structlog.get_logger(__name__)
 
 MAX_FRUITLESS_LOSSES: Final = 3
 _KEY_MASK: Final = 2**31 - 1
@@ -107,6 +112,12 @@ class Pipeline:
             fed.deltas.extend(self.fail([key], error))
         return fed
 
+    def add_prompt_logprobs(self, chunk: PromptLogprobs) -> None:
+        """Part of `feed`, for whoever takes a frame in pieces. They wait for the first delta."""
+        if chunk.key in self._choices:
+            entries = prompt_token_logprobs(self.text_model, chunk)
+            self._choices[chunk.key].add_prompt_logprobs(chunk.start, entries)
+
     def resume(self, keys: Iterable[int]) -> Resumed:
         """New placements for choices whose engine is gone, under new keys."""
         resumed = Resumed([], [])
@@ -160,9 +171,7 @@ class Pipeline:
             if key in self._choices:
                 self._choices[key].cached_tokens = cached_tokens
         for chunk in tokens.prompt_logprobs:
-            if chunk.key in self._choices:
-                entries = prompt_token_logprobs(self.text_model, chunk)
-                self._choices[chunk.key].add_prompt_logprobs(chunk.start, entries)
+            self.add_prompt_logprobs(chunk)
 
     def _advance_safely(
         self, key: int, ids: list[int], rows: list[LogprobRow], end: Ended | None, fed: Fed
@@ -172,8 +181,10 @@ class Pipeline:
             return
         try:
             self._advance(self._choices[key], ids, rows, end, fed)
-        except Exception as error:
-            message = f"the engine's tokens cannot be decoded: {error}"
+        except Exception:
+            request_id = self._choices[key].submit.request_id
+            log.exception("undecodable_tokens", request_id=request_id, token_ids=ids)
+            message = "the engine's tokens cannot be decoded"
             fault = RequestError(message, status=500, code="internal_error")
             fed.deltas.extend(self.fail([key], fault.to_wire()))
             fed.end_keys.append(key)

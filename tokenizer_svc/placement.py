@@ -43,11 +43,11 @@ class Placement:
         """The card to check a request against. Raises RequestError (503) when none appears."""
         return await self._when(self._dispatch.card)
 
-    async def place(self, submits: Sequence[Submit], card: ModelCard) -> None:
-        """Send all of `submits` to one engine, as soon as one can take them.
+    async def place(self, submits: Sequence[Submit], card: ModelCard) -> Place:
+        """Send all of `submits` to one engine, as soon as one can take them, and say which.
 
         `card` is the one they were checked against. Raises RequestError (503) when no engine
-        appears in time.
+        appears in time, BadFrame for a placement that no frame can hold; `end` undoes the latter.
         """
         need = Need.of(submits, card)
         place = await self._when(lambda: self._dispatch.choose(need))
@@ -56,6 +56,7 @@ class Placement:
         with suppress(LinkClosed):
             for submit in submits:
                 self._links[place.scheduler].send(submit._replace(engine_id=place.engine_id))
+        return place
 
     def end(self, keys: Iterable[int], reason: str) -> None:
         """Tell the engines that `keys` need no more tokens."""

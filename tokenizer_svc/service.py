@@ -25,12 +25,16 @@ from pagemesh.shared.wire import (
     Generate,
     Lost,
     Message,
+    ModelCard,
     Submit,
     Tokenize,
     Tokens,
+    WireError,
 )
+from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.answers import Answers
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
+from pagemesh.tokenizer_svc.logprobs import pieces
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.pipeline import Pipeline
@@ -110,7 +114,8 @@ class TokenizerService:
                 self._abort(request_id)
             sender.cancel()
             outbox.flush()
-            await asyncio.gather(sender, link.close(), return_exceptions=True)
+            await asyncio.gather(sender, return_exceptions=True)  # it logs its own failure
+            await link.close()
         return socket
 
     def _on_gateway(self, outbox: Outbox, message: Message) -> None:
@@ -153,20 +158,29 @@ class TokenizerService:
         if self._draining:
             raise RequestError("this server is shutting down", status=503, code=SHUTTING_DOWN)
         self._check_model(generate.model)
-        card = await self._placement.card()
-        started_s = time.perf_counter()
-        prepared = await self._pool.run(self._pipeline.prepare, generate, card)
-        self._metrics.encode_s.observe(time.perf_counter() - started_s)
-        request.card = card
+        request.card = await self._placement.card()
+        prepared = await self._prepare(generate, request.card)
         admitted = self._pipeline.open(prepared)
-        n_prompt = len(admitted.prompt_ids) // 4
-        self._metrics.prompt_tokens.inc(n_prompt)
-        log.debug("admitted", prompt_tokens=n_prompt, choices=prepared.params.n)
         accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
         request.outbox.send(accepted)
         self._deliver(admitted.deltas)
+        engine = None
         if admitted.submits:
-            await self._placement.place(admitted.submits, card)
+            engine = (await self._placement.place(admitted.submits, request.card)).engine_id
+        log.info(
+            "request_admitted",
+            request_id=request.request_id,
+            prompt_tokens=len(admitted.prompt_ids) // 4,
+            choices=prepared.params.n,
+            engine=engine,
+        )
+
+    async def _prepare(self, generate: Generate, card: ModelCard) -> Prepared:
+        started_s = time.perf_counter()
+        prepared = await self._pool.run(self._pipeline.prepare, generate, card)
+        self._metrics.encode_s.observe(time.perf_counter() - started_s)
+        self._metrics.prompt_tokens.inc(len(prepared.prompt_ids) // 4)
+        return prepared
 
     def _check_model(self, name: str) -> TextModel:
         """Raises RequestError (404) for a name that is neither ours nor an engine's."""
@@ -193,11 +207,21 @@ class TokenizerService:
         self._placement.end(self._pipeline.close(request_id), "abort")
 
     def _refuse(self, outbox: Outbox, request_id: str, error: Exception) -> None:
-        if not isinstance(error, RequestError):
-            log.error("request_crashed", request_id=request_id, exc_info=error)
-            error = RequestError("internal error", status=500, code="internal_error")
-        self._metrics.refused.labels(str(error.status)).inc()
-        outbox.send(Failed(request_id, error.to_wire()))
+        """Answer what no engine has seen."""
+        refusal = _public(request_id, error)
+        self._metrics.refused.labels(str(refusal.status)).inc()
+        log.info("request_refused", request_id=request_id, status=refusal.status)
+        outbox.send(Failed(request_id, refusal))
+
+    def _fail(self, request: Request, error: WireError) -> None:
+        """A request is answered whole or not at all: its first failed choice ends the others."""
+        request_id = request.request_id
+        log.warning(
+            "request_failed", request_id=request_id, status=error.status, error=error.message
+        )
+        request.outbox.flush()
+        self._abort(request_id)
+        request.outbox.send(Failed(request_id, error))
 
     def _push_engines(self) -> None:
         for outbox in self._outboxes:
@@ -212,17 +236,17 @@ class TokenizerService:
         self._placement.link_up(link)
         try:
             async for message in link:
-                self._on_scheduler(link, message)
+                await self._on_scheduler(link, message)
         except Exception:
             # A frame that makes no sense: whatever that scheduler holds is safer elsewhere.
             log.exception("scheduler_frame_failed", peer=link.name)
         finally:
             self._resume(self._placement.link_down(link), cause="scheduler_link_lost")
 
-    def _on_scheduler(self, link: Link, message: Message) -> None:
+    async def _on_scheduler(self, link: Link, message: Message) -> None:
         match message:
             case Tokens():
-                self._on_tokens(message)
+                await self._on_tokens(message)
             case Engines():
                 self._placement.update(link, message)
             case Lost():
@@ -230,8 +254,12 @@ class TokenizerService:
             case _:
                 _warn_unexpected(link, message)
 
-    def _on_tokens(self, tokens: Tokens) -> None:
-        fed = self._pipeline.feed(tokens)
+    async def _on_tokens(self, tokens: Tokens) -> None:
+        """Prompt logprobs come by the ten thousand: the loop turns between pieces of them."""
+        for piece in pieces(tokens.prompt_logprobs):
+            self._pipeline.add_prompt_logprobs(piece)
+            await asyncio.sleep(0)
+        fed = self._pipeline.feed(tokens._replace(prompt_logprobs=[]))
         self._placement.release(end.key for end in tokens.ended)
         self._placement.release(key for key, _ in tokens.failed)
         self._placement.end(fed.end_keys, "stop")
@@ -245,7 +273,8 @@ class TokenizerService:
             if request is None:
                 continue
             if delta.error is not None:
-                log.warning("choice_failed", request_id=delta.request_id, error=delta.error.message)
+                self._fail(request, delta.error)
+                continue
             request.outbox.add(delta)
             if delta.request_id not in self._pipeline:
                 self._requests.remove(delta.request_id)
@@ -267,8 +296,16 @@ class TokenizerService:
         assert request.card is not None  # it was placed before
         try:
             await self._placement.place([submit], request.card)
-        except RequestError as error:
-            self._deliver(self._pipeline.fail([submit.key], error.to_wire()))
+        except Exception as error:
+            self._fail(request, _public(request.request_id, error))
+
+
+def _public(request_id: str, error: Exception) -> WireError:
+    """What the client may read of `error`. What is no RequestError is our fault, and logged."""
+    if not isinstance(error, RequestError):
+        log.error("request_crashed", request_id=request_id, exc_info=error)
+        error = RequestError("internal error", status=500, code="internal_error")
+    return error.to_wire()
 
 
 def _warn_unexpected(link: Link, message: Message) -> None:

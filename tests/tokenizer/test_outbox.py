@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from pagemesh.shared.wire import BadFrame, Delta, Deltas, Message, TokenLogprob, WireError, pack_ids
 from pagemesh.tokenizer_svc.outbox import Outbox, merge, size_bytes
@@ -59,9 +60,16 @@ class BusyLink:
     def __init__(self) -> None:
         self.sent: asyncio.Queue[Message] = asyncio.Queue()
         self.read = asyncio.Semaphore(0)
+        self.crash: Exception | None = None
+        self.aborted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def abort(self, reason: str) -> None:
+        self.aborted.set_result(reason)
 
     def send(self, message: Message) -> None:
         assert isinstance(message, Deltas)
+        if self.crash is not None:
+            raise self.crash
         if sum(len(row.text) for row in message.rows) > FRAME_CHARS:
             raise BadFrame("over the frame limit")
         self.sent.put_nowait(message)
@@ -136,3 +144,14 @@ async def test_nothing_is_sent_for_a_forgotten_request(box: Outbox, link: BusyLi
     box.forget("r")
     box.add(delta("b")._replace(request_id="other"))
     assert await rows(link) == [(0, "b")]
+
+
+async def test_a_sender_that_fails_says_so_and_takes_its_link_along(
+    box: Outbox, link: BusyLink
+) -> None:
+    link.crash = ArithmeticError("broken")
+    with capture_logs() as lines:
+        box.add(delta("a"))
+        assert await link.aborted == "its sender failed"
+    [line] = lines
+    assert (line["event"], line["gateway"]) == ("outbox_failed", "gateway-1")

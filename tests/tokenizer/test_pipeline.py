@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripts import card_of, generate, logprob_row, prompt_logprobs, tokens
+from structlog.testing import capture_logs
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.hashing import chain_hashes, split_hashes
@@ -24,6 +25,7 @@ from pagemesh.shared.wire import (
     pack_ids,
     unpack_ids,
 )
+from pagemesh.tokenizer_svc.logprobs import pieces, prompt_token_logprobs
 from pagemesh.tokenizer_svc.pipeline import MAX_FRUITLESS_LOSSES, Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
 
@@ -151,9 +153,9 @@ def test_too_many_tokens_asked_for_are_refused_with_both_numbers(pipeline: Pipel
 
 
 def test_more_prompt_logprobs_than_a_frame_holds_are_refused(byte_level: TextModel) -> None:
-    request = generate([5] * 20_000, prompt_logprobs=64)
+    request = generate([5] * 5_000, prompt_logprobs=64)
     card = card_of(byte_level, max_model_len=100_000)
-    with pytest.raises(RequestError, match="1300000 entries") as caught:
+    with pytest.raises(RequestError, match="325000 entries") as caught:
         Pipeline(byte_level).prepare(request, card)
     assert caught.value.param == "prompt_logprobs"
 
@@ -399,6 +401,21 @@ def test_prompt_logprobs_sent_again_replace_the_earlier_ones(pipeline: Pipeline)
     assert len(delta.prompt_logprobs) == 3
 
 
+@given(n_positions=st.integers(1, 20), width=st.integers(1, 5), max_entries=st.integers(1, 30))
+def test_prompt_logprobs_in_pieces_are_the_same_rows(
+    byte_level: TextModel, n_positions: int, width: int, max_entries: int
+) -> None:
+    rows = [[(at + i, -float(at + i)) for i in range(width)] for at in range(n_positions)]
+    whole = prompt_logprobs(3, 1, rows, range(n_positions))
+    cut = list(pieces([whole], max_entries))
+    assert all(len(piece.ids) <= 4 * max(width, max_entries) for piece in cut)
+    assert [piece.start for piece in cut] == [
+        1 + sum(len(p.ranks) // 4 for p in cut[:i]) for i in range(len(cut))
+    ]
+    entries = [entry for piece in cut for entry in prompt_token_logprobs(byte_level, piece)]
+    assert entries == prompt_token_logprobs(byte_level, whole)
+
+
 # -- failures and resumption ----------------------------------------------------------------------
 
 
@@ -419,10 +436,18 @@ def test_one_failed_choice_leaves_the_others(pipeline: Pipeline) -> None:
 
 def test_a_choice_that_cannot_be_decoded_fails_alone(pipeline: Pipeline) -> None:
     first, second = admit(pipeline, n=2)
-    fed = pipeline.feed(tokens({first.key: [-5], second.key: ids_of(pipeline, "a")[:1]}))
+    with capture_logs() as lines:
+        fed = pipeline.feed(tokens({first.key: [-5], second.key: ids_of(pipeline, "a")[:1]}))
+    [line] = lines
+    assert (line["event"], line["request_id"], line["exc_info"]) == (
+        "undecodable_tokens",
+        "r1",
+        True,
+    )
     assert fed.end_keys == [first.key]
     assert fed.deltas[0].error is not None
     assert fed.deltas[0].error.status == 500
+    assert fed.deltas[0].error.message == "the engine's tokens cannot be decoded"
     assert (fed.deltas[1].choice, fed.deltas[1].text) == (1, "a")
 
 

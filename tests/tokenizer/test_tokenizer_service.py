@@ -9,11 +9,13 @@ import msgspec
 import pytest
 from neighbours import Mesh, ScriptedGateway, ScriptedScheduler, running_service
 from prometheus_client import generate_latest
-from scripts import card_of, generate, logprob_row, status_of, tokens
+from scripts import card_of, generate, logprob_row, prompt_logprobs, status_of, tokens
 from structlog.testing import capture_logs
 
+from pagemesh.shared import wire
 from pagemesh.shared.settings import GatewaySettings, Settings
 from pagemesh.shared.wire import (
+    BadFrame,
     Cancel,
     Delta,
     Detokenize,
@@ -326,9 +328,8 @@ async def test_without_an_engine_a_request_fails_in_time(
             await gateway.ready()
             submit = await placed(gateway, scheduler, generate())
             await say(gateway, scheduler, submit, 5)
-        [delta] = await gateway.rest("r1")
-        assert delta.error is not None
-        assert (delta.error.status, delta.error.code) == (503, "engine_unavailable")
+        error = (await gateway.failed("r1")).error
+        assert (error.status, error.code) == (503, "engine_unavailable")
 
 
 async def test_a_draining_scheduler_gets_nothing_new(
@@ -403,14 +404,69 @@ async def test_bad_tokenize_requests_are_answered(
     assert (await gateway.failed("bad")).error.status == status
 
 
-async def test_a_refusal_by_the_engine_reaches_the_gateway(
+async def test_the_engines_first_refusal_ends_the_whole_request(
     gateway: ScriptedGateway, scheduler: ScriptedScheduler
 ) -> None:
-    submit = await placed(gateway, scheduler, generate())
+    first = await placed(gateway, scheduler, generate(n=3))
+    others = [await scheduler.submits.get() for _ in range(2)]
     error = WireError(429, "queue_full", None, "too many wait")
-    scheduler.send(tokens(failed=[(submit.key, error)]))
-    [delta] = await gateway.rest("r1")
-    assert delta.error == error
+    with capture_logs() as lines:
+        scheduler.send(tokens({others[0].key: [5]}))
+        scheduler.send(tokens(failed=[(first.key, error), (others[0].key, error)]))
+        scheduler.send(tokens(failed=[(others[1].key, error)]))
+        assert (await gateway.delta("r1")).choice == others[0].choice
+        assert (await gateway.failed("r1")).error == error
+        end = await scheduler.ends.get()
+        await idle(gateway)
+    assert (end.keys, end.reason) == ([others[1].key], "abort")
+    assert gateway.is_silent("r1")
+    [line] = lines
+    assert (line["event"], line["request_id"], line["status"]) == ("request_failed", "r1", 429)
+
+
+async def test_a_placement_that_crashes_ends_its_request(
+    gateway: ScriptedGateway, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = await placed(gateway, scheduler, generate([5] * 1000))
+    with capture_logs() as lines:
+        scheduler.send(Lost("engine-1", [submit.key]))
+        monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 2000)  # less than its prompt
+        error = (await gateway.failed("r1")).error
+    assert (error.status, error.message) == (500, "internal error")
+    [crash] = [line for line in lines if line["event"] == "request_crashed"]
+    assert isinstance(crash["exc_info"], BadFrame)
+
+
+async def test_an_admitted_request_is_one_line_of_the_log(
+    gateway: ScriptedGateway, scheduler: ScriptedScheduler
+) -> None:
+    with capture_logs() as lines:
+        submit = await placed(gateway, scheduler, generate(n=2))
+        await say(gateway, scheduler, submit, 5)
+    [line] = lines
+    assert line == {
+        "event": "request_admitted",
+        "log_level": "info",
+        "request_id": "r1",
+        "prompt_tokens": len(submit.prompt_ids) // 4,
+        "choices": 2,
+        "engine": "engine-1",
+    }
+
+
+async def test_large_prompt_logprobs_come_whole(
+    gateway: ScriptedGateway, scheduler: ScriptedScheduler
+) -> None:
+    submit = await placed(gateway, scheduler, generate([5] * 500, prompt_logprobs=64))
+    rows = [[(at % 300, -1.0)] * 65 for at in range(1, 500)]
+    chunk = prompt_logprobs(submit.key, 1, rows, [1] * 499)
+    scheduler.send(tokens({submit.key: [5]}, prompt_logprobs=[chunk]))
+    scored = (await gateway.delta("r1")).prompt_logprobs
+    assert scored is not None
+    assert [entry and (entry.token_id, len(entry.top)) for entry in scored] == [
+        None,
+        *((at % 300, 64) for at in range(1, 500)),
+    ]
 
 
 async def test_a_huge_prompt_does_not_stall_a_running_stream(
