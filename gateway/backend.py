@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pagemesh.gateway.directory import ModelDirectory
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.upstream import Upstream
 
@@ -18,3 +19,4 @@ class Backend:
     metrics: GatewayMetrics
     keep_alive: KeepAlive
     seeds: Seeds
+    offload: Offload

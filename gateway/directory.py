@@ -51,6 +51,11 @@ class ModelDirectory:
         """Every name with a live engine, aliases as entries of their own."""
         return list(self._models.values())
 
+    @property
+    def longest_context_tokens(self) -> int | None:
+        """Of every model with a live engine; None without any."""
+        return max((model.card.max_model_len for model in self._models.values()), default=None)
+
     def engines(self) -> list[EngineStatus]:
         """Every live engine once, however many links report it."""
         unique = {e.engine_id: e for engines in self._engines_by_link.values() for e in engines}

@@ -50,7 +50,8 @@ class GatewayMetrics:
     def unknown_field(self, endpoint: str, field: str) -> None:
         """Clients choose the names, so only the first of them become labels."""
         if field not in self._field_labels:
-            if len(self._field_labels) >= MAX_FIELD_LABELS or not field.isidentifier():
+            plain = all(name.isidentifier() for name in field.split("."))
+            if len(self._field_labels) >= MAX_FIELD_LABELS or not plain:
                 field = OTHER_FIELD
             self._field_labels.add(field)
         self._unknown_fields.labels(endpoint, field).inc()

@@ -20,6 +20,7 @@ from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.upstream import Upstream
 from pagemesh.shared.metrics import EngineCollector
@@ -47,6 +48,7 @@ class GatewayService:
             metrics=metrics,
             keep_alive=KeepAlive(),
             seeds=Seeds(gateway.seed),
+            offload=Offload(),
         )
         self.middlewares: tuple[Middleware, ...] = (counting(metrics),)
         self._runtime = runtime
@@ -77,6 +79,7 @@ class GatewayService:
                 group.create_task(self.backend.keep_alive.run(), name="keep-alive")
         finally:
             self.backend.upstream.fail_all(not_ready("it is shutting down"))
+            self.backend.offload.close()
 
     async def drain(self) -> None:
         await self.backend.upstream.drain()

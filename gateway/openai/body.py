@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.fields import HARMLESS
 from pagemesh.shared.errors import RequestError
 
 MAX_DEPTH: Final = 64
+MAX_FIELDS: Final = 1024
+# Values within the messages, or the template options, of one request.
+MAX_VALUES: Final = 2**17
+_FLAT_IDS: Final = re.compile(rb"\s*\[\s*-?\d")
 _PATH: Final = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 _RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -19,27 +25,44 @@ _RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class BodyDecoder(Generic[T]):
-    """Decodes the bodies of one endpoint. `on_unknown` hears each field nobody knows."""
+@dataclass(frozen=True, slots=True)
+class IdLimit:
+    """How many token ids `field` may list. `check(limit, count)` raises when that is too many."""
 
-    def __init__(
-        self,
-        kind: type[T],
-        refused: Mapping[str, tuple[Any, ...]],
-        on_unknown: Callable[[str], None],
-    ) -> None:
+    field: str
+    limit: int
+    check: Callable[[int, int], None]
+
+    def check_raw(self, raw: msgspec.Raw) -> None:
+        """Count before decoding: a list of ids too long is not worth a Python integer for each."""
+        body = bytes(raw)
+        if _FLAT_IDS.match(body):
+            self.check(self.limit, body.count(b",") + 1)
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes the bodies of one endpoint."""
+
+    def __init__(self, kind: type[T], refused: Mapping[str, tuple[Any, ...]]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
         self._known = frozenset(kind.__struct_fields__)
         self._refused = refused
-        self._on_unknown = on_unknown
 
-    def decode(self, body: bytes) -> T:
-        """Raises RequestError (400) naming the field at fault."""
+    def decode(self, body: bytes, id_limit: IdLimit | None = None) -> tuple[T, list[str]]:
+        """The struct, and the names of the fields nobody knows.
+
+        Raises RequestError (400) naming the field at fault.
+        """
         try:
-            for name, raw in _RAW_OBJECT.decode(body).items():
-                if name not in self._known:
-                    self._check_other(name, raw)
-            return self._decoder.decode(body)
+            fields = _RAW_OBJECT.decode(body)
+            if len(fields) > MAX_FIELDS:
+                raise RequestError(f"The body has {len(fields)} fields; {MAX_FIELDS} are taken")
+            if id_limit is not None and id_limit.field in fields:
+                id_limit.check_raw(fields[id_limit.field])
+            others = fields.keys() - self._known - HARMLESS
+            for name in others & self._refused.keys():
+                self._check_refused(name, fields[name])
+            return self._decoder.decode(body), sorted(others - self._refused.keys())
         except msgspec.ValidationError as error:
             raise _type_error(str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -47,17 +70,31 @@ class BodyDecoder(Generic[T]):
         except RecursionError as error:
             raise _malformed(body, "it is nested too deeply") from error
 
-    def _check_other(self, name: str, raw: msgspec.Raw) -> None:
-        if name in HARMLESS:
-            return
-        if name not in self._refused:
-            self._on_unknown(name)
-        elif msgspec.json.decode(raw) not in (None, *self._refused[name]):
+    def _check_refused(self, name: str, raw: msgspec.Raw) -> None:
+        if msgspec.json.decode(raw) not in (None, *self._refused[name]):
             raise RequestError(
                 f"{name} with this value is not supported here. Leave it out.",
                 code="unsupported_parameter",
                 param=name,
             )
+
+
+class BodyReader(Generic[T]):
+    """Decodes large bodies beside the loop. `on_unknown` hears each field nobody knows."""
+
+    def __init__(
+        self, decoder: BodyDecoder[T], offload: Offload, on_unknown: Callable[[str], None]
+    ) -> None:
+        self._decoder = decoder
+        self._offload = offload
+        self._on_unknown = on_unknown
+
+    async def read(self, body: bytes, id_limit: IdLimit | None = None) -> T:
+        """Raises RequestError (400) naming the field at fault."""
+        decoded, unknown = await self._offload.run(len(body), self._decoder.decode, body, id_limit)
+        for name in unknown:
+            self._on_unknown(name)
+        return decoded
 
 
 def _malformed(body: bytes, reason: str) -> RequestError:
@@ -83,19 +120,26 @@ def _type_error(text: str) -> RequestError:
     return RequestError(shown, code=code, param=param or None)
 
 
-def check_plain(value: object, param: str, depth: int = 0) -> None:
-    """Refuse what would not survive the mesh's messages: deep nesting, integers over 64 bits."""
+def check_plain(value: object, param: str, left: int = MAX_VALUES, depth: int = 0) -> int:
+    """Refuse what would not survive the mesh's messages: deep nesting, integers over 64 bits.
+
+    Returns how many more values the request may hold of the `left` ones.
+    """
     if depth > MAX_DEPTH:
-        raise RequestError(
-            f"{param} is nested deeper than {MAX_DEPTH} levels", code="invalid_value", param=param
-        )
+        raise _not_plain(param, f"is nested deeper than {MAX_DEPTH} levels")
+    if left == 0:
+        raise _not_plain(param, f"holds more values than a request may ({MAX_VALUES})")
+    left -= 1
     if isinstance(value, dict):
         for child in value.values():
-            check_plain(child, param, depth + 1)
+            left = check_plain(child, param, left, depth + 1)
     elif isinstance(value, list):
         for child in value:
-            check_plain(child, param, depth + 1)
+            left = check_plain(child, param, left, depth + 1)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise RequestError(
-            f"{param} holds an integer over 64 bits", code="invalid_value", param=param
-        )
+        raise _not_plain(param, "holds an integer over 64 bits")
+    return left
+
+
+def _not_plain(param: str, fault: str) -> RequestError:
+    return RequestError(f"{param} {fault}", code="invalid_value", param=param)

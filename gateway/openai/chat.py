@@ -9,12 +9,13 @@ from typing import Any
 from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Gain, Generation
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
-from pagemesh.gateway.openai.body import BodyDecoder, check_plain
+from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
 from pagemesh.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
-from pagemesh.gateway.openai.messages import checked_messages
+from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
 from pagemesh.gateway.openai.params import bad, chat_params
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
 from pagemesh.gateway.openai.usage import usage
@@ -24,21 +25,29 @@ from pagemesh.shared.wire import Prompt
 class ChatEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        on_unknown = partial(backend.metrics.unknown_field, "chat")
-        self._decoder = BodyDecoder(ChatRequest, CHAT_REFUSED, on_unknown)
+        self._on_unknown = partial(backend.metrics.unknown_field, "chat")
+        decoder = BodyDecoder(ChatRequest, CHAT_REFUSED)
+        self._reader = BodyReader(decoder, backend.offload, self._on_unknown)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = self._decoder.decode(await request.read())
+        raw = await request.read()
+        body = await self._reader.read(raw)
         served = self._backend.directory.resolve(body.model)
-        job = Job(
-            id=new_id("chatcmpl"),
-            created_s=int(time.time()),
-            served=served,
-            body=body,
-            prompts=[chat_prompt(body, body.messages)],
-            params=chat_params(body, served.card),
-        )
+        job = await self._backend.offload.run(len(raw), _job, body, served)
+        for name in unknown_fields(job.prompts[0].messages or []):
+            self._on_unknown(f"messages.{name}")
         return await respond(self._backend, request, job, partial(ChatAnswer, job))
+
+
+def _job(body: ChatRequest, served: ServedModel) -> Job:
+    return Job(
+        id=new_id("chatcmpl"),
+        created_s=int(time.time()),
+        served=served,
+        body=body,
+        prompts=[chat_prompt(body, body.messages)],
+        params=chat_params(body, served.card),
+    )
 
 
 def chat_prompt(body: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]]) -> Prompt:

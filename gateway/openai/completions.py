@@ -10,13 +10,14 @@ from typing import Any
 from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import ID_BYTES, Gain, Generation
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
-from pagemesh.gateway.openai.body import BodyDecoder
+from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.fields import REFUSED
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import completion_params
-from pagemesh.gateway.openai.prompts import check_choices, completion_prompts
+from pagemesh.gateway.openai.prompts import check_choices, check_context, completion_prompts
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.wire import Prompt, Tokenize, Tokenized
@@ -26,39 +27,49 @@ class CompletionsEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         on_unknown = partial(backend.metrics.unknown_field, "completions")
-        self._decoder = BodyDecoder(CompletionRequest, REFUSED, on_unknown)
+        decoder = BodyDecoder(CompletionRequest, REFUSED)
+        self._reader = BodyReader(decoder, backend.offload, on_unknown)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = self._decoder.decode(await request.read())
+        raw = await request.read()
+        body = await self._reader.read(raw, self._id_limit())
         served = self._backend.directory.resolve(body.model)
-        special = body.add_special_tokens is not False
-        echo = bool(body.echo)
-        params = completion_params(body, served.card)
-        prompts = completion_prompts(body.prompt, served.card, add_special_tokens=special)
-        check_choices(len(prompts), params.n)
-        job = Job(
-            id=new_id("cmpl"),
-            created_s=int(time.time()),
-            served=served,
-            body=body,
-            prompts=prompts,
-            params=params,
-            want_prompt_text=echo,
-        )
-        answer_of = partial(CompletionAnswer, self._backend, job, echo)
+        job = await self._backend.offload.run(len(raw), _job, body, served)
+        answer_of = partial(CompletionAnswer, self._backend, job)
         return await respond(self._backend, request, job, answer_of)
+
+    def _id_limit(self) -> IdLimit | None:
+        """The longest context there is; the model's own is checked once its name is known."""
+        longest_tokens = self._backend.directory.longest_context_tokens
+        return None if longest_tokens is None else IdLimit("prompt", longest_tokens, check_context)
+
+
+def _job(body: CompletionRequest, served: ServedModel) -> Job:
+    special = body.add_special_tokens is not False
+    params = completion_params(body, served.card)
+    prompts = completion_prompts(body.prompt, served.card, add_special_tokens=special)
+    check_choices(len(prompts), params.n)
+    return Job(
+        id=new_id("cmpl"),
+        created_s=int(time.time()),
+        served=served,
+        body=body,
+        prompts=prompts,
+        params=params,
+        want_prompt_text=bool(body.echo),
+    )
 
 
 class CompletionAnswer:
     """Chunks of text; the first of each choice begins with the prompt when it is echoed."""
 
-    def __init__(self, backend: Backend, job: Job, echo: bool, generation: Generation) -> None:
+    def __init__(self, backend: Backend, job: Job, generation: Generation) -> None:
         self._backend = backend
         self._job = job
         self._generation = generation
         self._frame = ChunkFrame(job, "text_completion", generation)
         n_choices = len(job.prompts) * job.params.n
-        self._to_echo = set(range(n_choices)) if echo else set()
+        self._to_echo = set(range(n_choices)) if job.want_prompt_text else set()
         self._logprobs = [CompletionLogprobs() for _ in range(n_choices)]
         self._first_tokens: list[str] = []
 

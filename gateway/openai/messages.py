@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pagemesh.gateway.openai.body import check_plain
+from pagemesh.gateway.openai.body import MAX_VALUES, check_plain
 from pagemesh.shared.errors import RequestError
 
+MAX_MESSAGES: Final = 4096
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+KNOWN_FIELDS: Final = frozenset(
+    {
+        "annotations",
+        "audio",
+        "content",
+        "function_call",
+        "name",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "role",
+        "tool_call_id",
+        "tool_calls",
+    }
+)
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -17,12 +33,21 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     if not messages:
         raise _bad("messages", "must hold at least one message")
+    if len(messages) > MAX_MESSAGES:
+        raise _bad("messages", f"must hold at most {MAX_MESSAGES} messages, got {len(messages)}")
+    left = MAX_VALUES
+    for i, message in enumerate(messages):
+        left = check_plain(message, f"messages[{i}]", left)
     return [_checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def unknown_fields(messages: list[dict[str, Any]]) -> list[str]:
+    """The names, once each, of the fields nobody but a chat template may know."""
+    return sorted(set().union(*messages) - KNOWN_FIELDS)
 
 
 def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
     message = {name: value for name, value in message.items() if value is not None}
-    check_plain(message, where)
     role = message.get("role")
     if role not in ROLES:
         raise _bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")

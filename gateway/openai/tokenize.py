@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.openai.answer import encode_json, new_id
-from pagemesh.gateway.openai.body import BodyDecoder
+from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.chat import chat_prompt
 from pagemesh.gateway.openai.fields import TOKENIZE_REFUSED
 from pagemesh.gateway.openai.params import bad
@@ -24,39 +25,40 @@ from pagemesh.shared.wire import (
     unpack_ids,
 )
 
+MIN_DETOKENIZE_LIMIT_TOKENS: Final = 2**18
+
 
 class TokenizeEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._offload = backend.offload
         unknown = backend.metrics.unknown_field
-        self._tokenize = BodyDecoder(
-            TokenizeRequest, TOKENIZE_REFUSED, partial(unknown, "tokenize")
+        self._tokenize = BodyReader(
+            BodyDecoder(TokenizeRequest, TOKENIZE_REFUSED),
+            backend.offload,
+            partial(unknown, "tokenize"),
         )
-        self._detokenize = BodyDecoder(DetokenizeRequest, {}, partial(unknown, "detokenize"))
+        self._detokenize = BodyReader(
+            BodyDecoder(DetokenizeRequest, {}), backend.offload, partial(unknown, "detokenize")
+        )
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        body = self._tokenize.decode(await request.read())
+        raw = await request.read()
+        body = await self._tokenize.read(raw)
         served = self._backend.directory.resolve(body.model)
         question = Tokenize(
             request_id=new_id("tok"),
             model=served.card.names[0],
-            prompt=_prompt(body),
+            prompt=await self._offload.run(len(raw), _prompt, body),
             want_token_strs=bool(body.return_token_strs),
         )
         answer = await self._backend.upstream.ask(question)
         assert isinstance(answer, Tokenized)
-        tokens = unpack_ids(answer.token_ids)
-        return _json(
-            {
-                "count": len(tokens),
-                "max_model_len": answer.max_model_len,
-                "tokens": tokens,
-                "token_strs": answer.token_strs,
-            }
-        )
+        return _json(await self._offload.run(len(answer.token_ids), _tokenized, answer))
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        body = self._detokenize.decode(await request.read())
+        raw = await request.read()
+        body = await self._detokenize.read(raw, self._id_limit())
         served = self._backend.directory.resolve(body.model)
         check_vocabulary(body.tokens, served.card, "tokens")
         question = Detokenize(
@@ -66,7 +68,17 @@ class TokenizeEndpoint:
         )
         answer = await self._backend.upstream.ask(question)
         assert isinstance(answer, Detokenized)
-        return _json({"prompt": answer.text})
+        return _json(encode_json({"prompt": answer.text}))
+
+    def _id_limit(self) -> IdLimit:
+        """Texts of many answers may be joined, so more than a context is fine."""
+        longest_tokens = self._backend.directory.longest_context_tokens or 0
+        return IdLimit("tokens", max(longest_tokens, MIN_DETOKENIZE_LIMIT_TOKENS), _check_count)
+
+
+def _check_count(limit: int, count: int) -> None:
+    if count > limit:
+        raise bad("tokens", f"must hold at most {limit} token ids, got {count}")
 
 
 def _prompt(body: TokenizeRequest) -> Prompt:
@@ -77,5 +89,17 @@ def _prompt(body: TokenizeRequest) -> Prompt:
     return Prompt(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
 
-def _json(body: dict[str, object]) -> web.Response:
-    return web.Response(body=encode_json(body), content_type="application/json")
+def _tokenized(answer: Tokenized) -> bytes:
+    tokens = unpack_ids(answer.token_ids)
+    return encode_json(
+        {
+            "count": len(tokens),
+            "max_model_len": answer.max_model_len,
+            "tokens": tokens,
+            "token_strs": answer.token_strs,
+        }
+    )
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")

@@ -266,6 +266,24 @@ async def test_unknown_and_harmless_fields_are_accepted_and_the_unknown_counted(
     assert 'field="user"' not in text
 
 
+async def test_unknown_fields_of_messages_are_accepted_and_counted(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    message = {"role": "user", "content": "x", "id": "m1", "opts": {"a": 1}, "name": "me"}
+    status, _ = await gateway.post(CHAT, GOOD[CHAT] | {"messages": [message, message]})
+    assert status == 200
+    text = await gateway.metrics()
+    for name in ("id", "opts"):
+        assert f'unknown_fields_total{{endpoint="chat",field="messages.{name}"}} 1.0' in text
+    assert "messages.name" not in text
+
+
+async def test_a_body_of_countless_fields_is_refused(gateway: Gateway) -> None:
+    fields = {f"made_up_{i}": i for i in range(1024)}
+    status, answer = await gateway.post(CHAT, GOOD[CHAT] | fields)
+    assert_openai_error(status, answer, None, "fields")
+
+
 async def test_labels_of_unknown_fields_are_bounded(gateway: Gateway) -> None:
     fields = {f"made_up_{i}": i for i in range(200)}
     status, _ = await gateway.post(CHAT, GOOD[CHAT] | fields)

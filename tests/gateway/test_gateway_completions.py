@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 from typing import Any
 
 import msgspec
 import pytest
-from gateway_fakes import PIECES, FakeTokenizer, Gateway, prompt_ids, read_events
+from gateway_fakes import (
+    PIECES,
+    Conversation,
+    FakeTokenizer,
+    Gateway,
+    prompt_ids,
+    read_events,
+)
+
+from pagemesh.shared.wire import TokenLogprob
 
 TEXT = "".join(PIECES)
 
@@ -134,6 +145,31 @@ async def test_streamed_logprobs_equal_the_whole(gateway: Gateway, echo: bool) -
 async def test_logprobs_zero_shows_the_chosen_token(gateway: Gateway) -> None:
     choice = (await complete(gateway, prompt="a", logprobs=0, max_tokens=1))["choices"][0]
     assert choice["logprobs"]["top_logprobs"] == [{"Hello": -0.5}]
+
+
+@pytest.mark.parametrize("lowest", [-math.inf, math.nan, -1e30])
+async def test_impossible_tokens_leave_the_json_finite(
+    gateway: Gateway, tokenizer: FakeTokenizer, lowest: float
+) -> None:
+    """Sampling from the best token alone leaves no probability to any other."""
+
+    async def score(talk: Conversation) -> None:
+        alternatives = [(7, "x", b"x", lowest, 1)]
+        row = TokenLogprob(8, "i", b"i", lowest, 900, alternatives)
+        talk.accept()
+        talk.delta("y", [9], prompt_logprobs=[None, row], logprobs=[row], finish_reason="length")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    tokenizer.script = score
+    body = {"prompt": "Hi", "echo": True, "logprobs": 1, "top_k": 1, "max_tokens": 1}
+    async with gateway.session.post(gateway.url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+        choice = json.loads(await response.text(), parse_constant=refuse)["choices"][0]
+    assert choice["logprobs"]["token_logprobs"] == [None, -9999.0, -9999.0]
+    assert choice["logprobs"]["top_logprobs"][1:] == [{"x": -9999.0, "i": -9999.0}] * 2
+    assert choice["prompt_logprobs"][1]["8"]["rank"] == 900
 
 
 async def test_prompt_logprobs_stand_in_each_choice(gateway: Gateway) -> None:

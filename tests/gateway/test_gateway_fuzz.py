@@ -61,9 +61,9 @@ def check(body: GenerationRequest, prompt_list: list[Prompt], params: SamplingPa
 
 @given(body=bodies(ChatRequest, {"messages": messages}))
 def test_chat(body: dict[str, Any]) -> None:
-    decoder = BodyDecoder(ChatRequest, CHAT_REFUSED, lambda _: None)
+    decoder = BodyDecoder(ChatRequest, CHAT_REFUSED)
     try:
-        request = decoder.decode(msgspec.json.encode(body))
+        request, _ = decoder.decode(msgspec.json.encode(body))
         check(request, [chat_prompt(request, request.messages)], chat_params(request, CARD))
     except RequestError as error:
         refused(error)
@@ -71,9 +71,9 @@ def test_chat(body: dict[str, Any]) -> None:
 
 @given(body=bodies(CompletionRequest, {"prompt": prompts}))
 def test_completions(body: dict[str, Any]) -> None:
-    decoder = BodyDecoder(CompletionRequest, REFUSED, lambda _: None)
+    decoder = BodyDecoder(CompletionRequest, REFUSED)
     try:
-        request = decoder.decode(msgspec.json.encode(body))
+        request, _ = decoder.decode(msgspec.json.encode(body))
         found = completion_prompts(request.prompt, CARD, add_special_tokens=True)
         check(request, found, completion_params(request, CARD))
     except RequestError as error:
@@ -82,7 +82,7 @@ def test_completions(body: dict[str, Any]) -> None:
 
 @given(body=st.binary())
 def test_bytes(body: bytes) -> None:
-    decoder = BodyDecoder(ChatRequest, CHAT_REFUSED, lambda _: None)
+    decoder = BodyDecoder(ChatRequest, CHAT_REFUSED)
     try:
         decoder.decode(body)
     except RequestError as error:

@@ -239,6 +239,7 @@ async def test_metric_names_are_an_interface(gateway: Gateway) -> None:
         "pagemesh:requests_resubmitted_total",
         "pagemesh:slow_clients_aborted_total",
         "pagemesh:unknown_fields_total",
+        "pagemesh_redis_up",
         "vllm:gpu_cache_usage_perc",
         "vllm:kv_cache_usage_perc",
         "vllm:num_preemptions_total",
