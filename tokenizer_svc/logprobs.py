@@ -13,7 +13,7 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 # What stands for minus infinity, which JSON cannot hold.
 LOWEST_LOGPROB: Final = -9999.0
 # How many entries are formatted in a few milliseconds.
-PIECE_ENTRIES: Final = 1024
+PIECE_ENTRIES: Final = 4096
 _ID_BYTES: Final = 4
 
 
@@ -51,10 +51,8 @@ def _format(
     text_model: TextModel, ids: Sequence[int], values: Sequence[float], rank: int
 ) -> TokenLogprob:
     """`ids[0]` is the chosen token, the others are the best ones, most probable first."""
-    entries = [
-        (token_id, text_model.token_str(token_id), text_model.token_bytes(token_id), finite(value))
-        for token_id, value in zip(ids, values, strict=True)
-    ]
+    shown = map(text_model.vocabulary.shown, ids)
+    entries = [(*token, finite(value)) for token, value in zip(shown, values, strict=True)]
     top = [(*entry, place) for place, entry in enumerate(entries[1:], start=1)]
     return TokenLogprob(*entries[0], rank, top)
 

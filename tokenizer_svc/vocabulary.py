@@ -47,6 +47,7 @@ class Vocabulary:
         added = self.tokenizer.get_added_tokens_decoder()
         self.is_byte_level: Final = types == ["ByteLevel"]
         self._pieces: dict[int, bytes] = {}
+        self._shown: dict[int, tuple[int, str, bytes]] = {}
         self._uses_alphabet = "ByteLevel" in types
         self._uses_byte_tokens = "ByteFallback" in types
         self._added = {token_id: token.content for token_id, token in added.items()}
@@ -100,6 +101,14 @@ class Vocabulary:
     def token_str(self, token_id: int) -> str:
         """`token_bytes` as text; bytes that are no whole character show as U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
+
+    def shown(self, token_id: int) -> tuple[int, str, bytes]:
+        """The id, its `token_str` and `token_bytes`: remembered, for logprobs ask by the thousand."""
+        shown = self._shown.get(token_id)
+        if shown is None:
+            shown = (token_id, self.token_str(token_id), self.token_bytes(token_id))
+            self._shown[token_id] = shown
+        return shown
 
     def _longest_token_bytes(self) -> int:
         """A byte-level entry has one character for each byte; added tokens are plain text."""
