@@ -35,14 +35,7 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     """Raises RequestError for a request that the model can never serve."""
     check_params(generate.params, text_model)
     _check_prior_ids(generate, text_model)
-    text = text_model.text_of(generate.prompt)
-    if text is not None:
-        check_text(generate.prompt, text_model.vocabulary.min_tokens(text), card.max_model_len)
-    ids = text_model.encode_as(generate.prompt, text)
-    room = 0 if generate.params.max_tokens == 0 else 1
-    check_prompt(generate.prompt, len(ids), card.max_model_len, room=room)
-    if text is None and generate.want_prompt_text:
-        text = text_model.decode(ids, skip_special_tokens=False)
+    ids, text = _encode(text_model, generate, card)
     check_prompt_logprobs(generate.params, len(ids))
     prompt_ids = pack_ids(ids)
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
@@ -51,7 +44,7 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
         card=card,
         params=resolve_max_tokens(generate.params, len(ids), card.max_model_len),
         prompt_ids=prompt_ids,
-        prompt_text=text if generate.want_prompt_text else None,
+        prompt_text=text,
         hashes=b"".join(hashes),
     )
 
@@ -64,15 +57,28 @@ def _check_prior_ids(generate: Generate, text_model: TextModel) -> None:
         text_model.checked_ids(ids, param="prior_ids")
 
 
+def _encode(
+    text_model: TextModel, generate: Generate, card: ModelCard
+) -> tuple[list[int], str | None]:
+    """The prompt's ids, which the model has room for, and its text where that is wanted."""
+    prompt = generate.prompt
+    text = text_model.text_of(prompt)
+    if text is not None:
+        check_text(prompt, text_model.vocabulary.min_tokens(text), card.max_model_len)
+    ids = text_model.encode_as(prompt, text)
+    room = 0 if generate.params.max_tokens == 0 else 1
+    check_prompt(prompt, len(ids), card.max_model_len, room=room)
+    if not generate.want_prompt_text:
+        return ids, None
+    return ids, text_model.decode(ids, skip_special_tokens=False) if text is None else text
+
+
 def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:
-    """The placement of choice `index`; its engine is chosen later. Stop strings stay here."""
-    generate, params = prepared.generate, prepared.params
-    if params.seed is None:
-        raise RequestError("seed is missing: it is drawn where the request enters", param="seed")
-    seed = child_seed(params.seed, index)
+    """The placement of choice `index`; its engine is chosen later."""
+    generate = prepared.generate
     prior_ids = generate.prior_ids[index] if generate.prior_ids else b""
-    # They come once, with the first delta of choice 0; a choice with prior ids has had one.
-    prompt_logprobs = params.prompt_logprobs if index == 0 and not prior_ids else None
+    params = _params_of_choice(prepared.params, index, resumed=bool(prior_ids))
+    assert params.seed is not None  # a child of the request's
     return Submit(
         key=key,
         request_id=generate.request_id,
@@ -80,16 +86,28 @@ def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:
         engine_id="",
         prompt_ids=prepared.prompt_ids,
         prior_ids=prior_ids,
-        seed=seed,
-        params=msgspec.structs.replace(
-            params, n=1, seed=seed, stop=[], prompt_logprobs=prompt_logprobs
-        ),
+        seed=params.seed,
+        params=params,
         hashes=prepared.hashes,
         priority=generate.priority,
         arrival_s=generate.arrival_s,
         cache_salt=generate.cache_salt,
         group=_group(prepared),
         choice=index,
+    )
+
+
+def _params_of_choice(params: SamplingParams, index: int, *, resumed: bool) -> SamplingParams:
+    """What its engine needs to know. Stop strings stay here."""
+    if params.seed is None:
+        raise RequestError("seed is missing: it is drawn where the request enters", param="seed")
+    return msgspec.structs.replace(
+        params,
+        n=1,
+        seed=child_seed(params.seed, index),
+        stop=[],
+        # They come once, with the first delta of choice 0; a resumed choice has had one.
+        prompt_logprobs=params.prompt_logprobs if index == 0 and not resumed else None,
     )
 
 
