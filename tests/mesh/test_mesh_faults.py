@@ -99,17 +99,20 @@ async def test_a_stream_outlives_the_kill_of(
     assert victim.child(service).pid != before.pid
 
 
-def test_a_frozen_worker_makes_the_mesh_unready_until_it_thaws(victim: MeshProcess) -> None:
+@pytest.mark.parametrize("service", ["worker", "scheduler", "tokenizer"])
+def test_a_frozen_service_makes_the_mesh_unready_until_it_thaws(
+    service: str, victim: MeshProcess
+) -> None:
     wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
-    worker = victim.child("worker")
-    worker.suspend()
+    frozen = victim.child(service)
+    frozen.suspend()
     try:
         wait_until(lambda: ready_status(victim) == 503, FROZEN_NOTICED_S)
         assert requests.get(f"{victim.base_url}/health", timeout=5).status_code == 200
     finally:
-        worker.resume()
+        frozen.resume()
     wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
-    assert victim.child("worker").pid == worker.pid
+    assert victim.child(service).pid == frozen.pid
     assert complete(victim, max_tokens=4)
 
 
