@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 from mesh_process import SMALL_MESH, MeshProcess, running_mesh
@@ -14,9 +15,17 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from pagemesh.embedded_valkey import embedded_valkey
+from pagemesh.openmp import limit_spinning
 from pagemesh.prepare import prepare
 from pagemesh.shared.settings import ModelSettings
 from pagemesh.supervisor import guarded
+
+# No test is timed: a busy machine makes any example slow.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
+
+# Before any test imports torch: the suite shares its cores with the processes it starts.
+limit_spinning()
 
 
 @pytest.fixture(scope="session")
