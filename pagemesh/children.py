@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import suppress
 
+from pagemesh.openmp import SHORT_SPIN
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import environ_of, is_ours
 from pagemesh.supervisor import ChildSpec, WriteLine
@@ -24,13 +25,9 @@ def service_spec(service: str, settings: Settings) -> ChildSpec:
 
 
 def _thread_defaults(service: str) -> dict[str, str]:
-    """What the user has not set himself.
-
-    The worker's threads wait busily for each other; a short spin gives the cores back to the
-    services beside it. The others compute nothing in parallel.
-    """
+    """What the user has not set himself. Only these two compute in parallel."""
     if service in ("worker", "prepare"):
-        return {"GOMP_SPINCOUNT": "3000"}
+        return dict(SHORT_SPIN)
     return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 

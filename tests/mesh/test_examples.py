@@ -32,8 +32,6 @@ def test_the_offline_batch(smollm2_folder: Path) -> None:
         **clean_environ(),
         "PAGEMESH_DTYPE": "float32",
         "PAGEMESH_KV_CACHE_MEMORY": "256MiB",
-        # As `serve` sets it: beside other processes, threads that spin for long starve each other.
-        "GOMP_SPINCOUNT": "3000",
     }
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "offline_batch.py")],
