@@ -75,9 +75,6 @@ class TextModel:
     def decoder(self, *, skip_special_tokens: bool) -> TextDecoder:
         return incremental_decoder(self.vocabulary, skip_special_tokens=skip_special_tokens)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.vocabulary.token_bytes(token_id)
-
     def token_str(self, token_id: int) -> str:
         return self.vocabulary.token_str(token_id)
 

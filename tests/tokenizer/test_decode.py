@@ -35,7 +35,9 @@ def pieces(model: TextModel, ids: list[int], *, skip: bool) -> list[str]:
 
 @cache
 def single_byte_ids(model: TextModel) -> list[int]:
-    return [i for i in range(model.prepared.vocab_tokens) if len(model.token_bytes(i)) == 1]
+    return [
+        i for i in range(model.prepared.vocab_tokens) if len(model.vocabulary.token_bytes(i)) == 1
+    ]
 
 
 @any_model
@@ -117,6 +119,6 @@ def test_token_bytes_keep_leading_space_and_half_characters(
 ) -> None:
     for model in (byte_level, sentencepiece):
         ids = model.vocabulary.tokenizer.encode("a 😀", add_special_tokens=False).ids
-        assert b"".join(map(model.token_bytes, ids)).endswith(b"a \xf0\x9f\x98\x80")
+        assert b"".join(map(model.vocabulary.token_bytes, ids)).endswith(b"a \xf0\x9f\x98\x80")
         assert "\ufffd" in model.token_str(ids[-1])
         assert model.token_str(1) == "<s>"
