@@ -2,13 +2,13 @@
 
 Link readers put deltas in, synchronously; one handler takes them out. What arrived since the last
 take leaves as one gain per choice, so a client that reads slowly gets bigger chunks instead of a
-longer queue, and one that does not read at all is given up at `max_pending_bytes`.
+longer queue. What waits is bounded by `max_pending_bytes`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +48,11 @@ class PromptState:
 
 
 class Generation:
-    """Choice `i` of prompt `p` has the number `p * n + i`."""
+    """Choice `i` of prompt `p` has the number `p * n + i`.
+
+    Over `max_pending_bytes` everything pending is dropped, and `on_overflow` called once.
+    `prompt_logprob_copies` is how often the answer will repeat those of a prompt.
+    """
 
     def __init__(
         self,
@@ -56,8 +60,9 @@ class Generation:
         n: int,
         *,
         needs_prompt_logprobs: bool = False,
+        prompt_logprob_copies: int = 0,
         max_pending_bytes: int | None = None,
-        on_overflow: Callable[[], None] | None = None,
+        on_overflow: Callable[[Generation], None] | None = None,
     ) -> None:
         self.prompts = [PromptState() for _ in range(n_prompts)]
         self.n = n
@@ -66,6 +71,7 @@ class Generation:
         self.nudged = False
         self.nudge_at_s = 0.0
         self._needs_prompt_logprobs = needs_prompt_logprobs
+        self._prompt_logprob_copies = prompt_logprob_copies
         self._max_pending_bytes = max_pending_bytes
         self._on_overflow = on_overflow
         self._pending: dict[int, list[Delta]] = {}
@@ -117,11 +123,14 @@ class Generation:
         if self._max_pending_bytes is None:
             return
         self._pending_bytes += _size_bytes(delta)
+        if self._prompt_logprob_copies:
+            rows = delta.prompt_logprobs
+            self._pending_bytes += self._prompt_logprob_copies * logprob_bytes(rows)
         if self._pending_bytes > self._max_pending_bytes:
             self._overflowed = True
             self._pending.clear()
             if self._on_overflow is not None:
-                self._on_overflow()
+                self._on_overflow(self)
 
     def _wake(self) -> None:
         self._changed = True
@@ -129,6 +138,11 @@ class Generation:
             self._waiter.set_result(None)
 
     # -- read by the handler ----------------------------------------------------------------------
+
+    @property
+    def pending_bytes(self) -> int:
+        """About what waits to be taken."""
+        return self._pending_bytes
 
     @property
     def accepted(self) -> bool:
@@ -161,11 +175,10 @@ class Generation:
         if self.error is not None:
             raise self.error
 
-    async def completed(self) -> list[Gain]:
-        """The whole answer, one gain per choice, in order. Raises the error that ended it."""
+    async def completed(self) -> None:
+        """Return once everything is there to be taken. Raises the error that ended it."""
         while not self.done:
             await self.changed()
-        return sorted(self.take())
 
     def take(self) -> list[Gain]:
         """What is pending, merged to one gain per choice."""
@@ -201,6 +214,9 @@ def _merged(choice: int, deltas: list[Delta]) -> Gain:
 def _size_bytes(delta: Delta) -> int:
     """About what the delta holds in memory."""
     size = _DELTA_OVERHEAD_BYTES + len(delta.text) + len(delta.token_ids)
-    for row in delta.logprobs or ():
-        size += _LOGPROB_BYTES * (1 + len(row.top))
-    return size
+    return size + logprob_bytes(delta.logprobs)
+
+
+def logprob_bytes(rows: Iterable[TokenLogprob | None] | None) -> int:
+    """About what the rows hold in memory."""
+    return sum(_LOGPROB_BYTES * (1 + len(row.top)) for row in rows or () if row is not None)

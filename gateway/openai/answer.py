@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -17,14 +18,17 @@ from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Gain, Generation
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.params import Seeds
-from pagemesh.gateway.openai.schema import GenerationRequest, StreamOptions
+from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
 from pagemesh.gateway.openai.sse import Chunks, stream
 from pagemesh.gateway.openai.usage import usage
+from pagemesh.shared.errors import RequestError
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import Generate, Prompt
 
 # A client that reads nothing while this much gathers is given up.
 MAX_PENDING_BYTES: Final = 4 * 2**20
+# An answer that is not streamed must gather until it is whole.
+MAX_WHOLE_BYTES: Final = 256 * 2**20
 
 log = structlog.get_logger(__name__)
 encode_json: Final = msgspec.json.Encoder().encode
@@ -60,13 +64,16 @@ class Job:
             want_prompt_text=self.want_prompt_text,
         )
 
-    def generation(self, on_overflow: Callable[[], None]) -> Generation:
-        """A whole answer must gather anyway; only a stream is bounded."""
+    def generation(self, on_overflow: Callable[[Generation], None]) -> Generation:
+        """A stream words prompt logprobs at once; whole completions repeat them in each choice."""
+        streamed = bool(self.body.stream)
+        copies = self.params.n if isinstance(self.body, CompletionRequest) else 1
         return Generation(
             len(self.prompts),
             self.params.n,
             needs_prompt_logprobs=self.params.prompt_logprobs is not None,
-            max_pending_bytes=MAX_PENDING_BYTES if self.body.stream else None,
+            prompt_logprob_copies=0 if streamed else copies,
+            max_pending_bytes=MAX_PENDING_BYTES if streamed else MAX_WHOLE_BYTES,
             on_overflow=on_overflow,
         )
 
@@ -78,8 +85,11 @@ def new_id(prefix: str) -> str:
 class Answer(Chunks, Protocol):
     """Both wordings of one answer."""
 
-    async def whole(self, gains: list[Gain]) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+    async def prepare(self) -> None:
+        """Fetch what `whole` needs."""
+
+    def whole(self, gains: list[Gain]) -> dict[str, Any]:
+        """The body of an answer that is not streamed. Pure."""
 
 
 async def respond(
@@ -89,16 +99,38 @@ async def respond(
     answer_of: Callable[[Generation], Answer],
 ) -> web.StreamResponse:
     """Run `job` and answer it. Leaving by any way (a hang-up too) cancels what still runs."""
-    generation = job.generation(lambda: _give_up(backend, request, job))
+    generation = job.generation(partial(_overflowed, backend, request, job))
     answer = answer_of(generation)
     try:
         with backend.upstream.generating(generation, job.generates(backend.seeds)):
             if job.body.stream:
                 return await stream(request, generation, answer, backend.keep_alive)
-            body = await answer.whole(await generation.completed())
+            body = await _whole(backend, generation, answer)
     finally:
         _log_end(request, job, generation)
-    return web.Response(body=encode_json(body), content_type="application/json")
+    return web.Response(body=body, content_type="application/json")
+
+
+async def _whole(backend: Backend, generation: Generation, answer: Answer) -> bytes:
+    await generation.completed()
+    await answer.prepare()
+    size_bytes, gains = generation.pending_bytes, sorted(generation.take())
+    return await backend.offload.run(size_bytes, lambda: encode_json(answer.whole(gains)))
+
+
+def _overflowed(backend: Backend, request: web.Request, job: Job, generation: Generation) -> None:
+    if job.body.stream:
+        _give_up(backend, request, job)
+    else:
+        generation.fail(_too_large())
+
+
+def _too_large() -> RequestError:
+    return RequestError(
+        f"The answer grew over {MAX_WHOLE_BYTES >> 20} MiB, more than is kept for one request. "
+        "Stream it, or ask for fewer choices, tokens or logprobs.",
+        code="answer_too_large",
+    )
 
 
 def _give_up(backend: Backend, request: web.Request, job: Job) -> None:

@@ -76,7 +76,10 @@ class ChatAnswer:
         self._generation = generation
         self._frame = ChunkFrame(job, "chat.completion.chunk", generation)
 
-    async def whole(self, gains: list[Gain]) -> dict[str, Any]:
+    async def prepare(self) -> None:
+        """Everything comes with the gains."""
+
+    def whole(self, gains: list[Gain]) -> dict[str, Any]:
         return {
             "id": self._job.id,
             "object": "chat.completion",
@@ -104,7 +107,7 @@ class ChatAnswer:
             for index in range(self._job.params.n)
         )
 
-    def gain(self, gain: Gain) -> bytes:
+    async def gain(self, gain: Gain) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
         events = b""
         if gain.text or gain.logprobs:

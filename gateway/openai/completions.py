@@ -11,7 +11,7 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
-from pagemesh.gateway.generation import ID_BYTES, Gain, Generation
+from pagemesh.gateway.generation import ID_BYTES, Gain, Generation, logprob_bytes
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.fields import REFUSED
@@ -73,32 +73,47 @@ class CompletionAnswer:
         self._logprobs = [CompletionLogprobs() for _ in range(n_choices)]
         self._first_tokens: list[str] = []
 
-    async def whole(self, gains: list[Gain]) -> dict[str, Any]:
-        await self._load_first_tokens()
+    async def prepare(self) -> None:
+        """The first prompt token has no logprob row, so its text must be asked for."""
+        if self._to_echo and self._job.params.logprobs is not None:
+            asked = [self._first_token(index) for index in range(len(self._job.prompts))]
+            self._first_tokens = await asyncio.gather(*asked)
+
+    def whole(self, gains: list[Gain]) -> dict[str, Any]:
+        scored = [prompt_logprobs(prompt.logprobs) for prompt in self._generation.prompts]
+        n = self._job.params.n
         return {
             "id": self._job.id,
             "object": "text_completion",
             "created": self._job.created_s,
             "model": self._job.served.name,
-            "choices": [self._choice(gain) for gain in gains],
+            "choices": [self._choice(gain, scored[gain.choice // n]) for gain in gains],
             "usage": usage(self._generation),
         }
 
-    def _choice(self, gain: Gain) -> dict[str, Any]:
-        prompt = self._generation.prompts[gain.choice // self._job.params.n]
+    def _choice(self, gain: Gain, scored_prompt: list[Any] | None) -> dict[str, Any]:
         return {
             "index": gain.choice,
             **self._text_and_logprobs(gain),
             "finish_reason": gain.finish_reason,
             "stop_reason": gain.stop_reason,
-            "prompt_logprobs": prompt_logprobs(prompt.logprobs),
+            "prompt_logprobs": scored_prompt,
         }
 
     async def opening(self) -> bytes:
-        await self._load_first_tokens()
+        await self.prepare()
         return b""
 
-    def gain(self, gain: Gain) -> bytes:
+    async def gain(self, gain: Gain) -> bytes:
+        return await self._backend.offload.run(self._echo_bytes(gain), self._event, gain)
+
+    def _echo_bytes(self, gain: Gain) -> int:
+        """The prompt's logprobs, if this gain begins with them: not bounded as a stream's are."""
+        if gain.choice not in self._to_echo:
+            return 0
+        return logprob_bytes(self._generation.prompts[gain.choice // self._job.params.n].logprobs)
+
+    def _event(self, gain: Gain) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
         piece = self._text_and_logprobs(gain)
         if not piece["text"] and not gain.logprobs and gain.finish_reason is None:
@@ -140,12 +155,6 @@ class CompletionAnswer:
                 prompt_text=prompt_text,
             )
         return {"text": prompt_text + gain.text, "logprobs": logprobs}
-
-    async def _load_first_tokens(self) -> None:
-        """The first prompt token has no logprob row, so its text must be asked for."""
-        if self._to_echo and self._job.params.logprobs is not None:
-            asked = [self._first_token(index) for index in range(len(self._job.prompts))]
-            self._first_tokens = await asyncio.gather(*asked)
 
     async def _first_token(self, index: int) -> str:
         first_id = self._generation.prompts[index].ids[:ID_BYTES]

@@ -28,7 +28,7 @@ class Chunks(Protocol):
     async def opening(self) -> bytes:
         """Before any text."""
 
-    def gain(self, gain: Gain) -> bytes:
+    async def gain(self, gain: Gain) -> bytes:
         """One choice gained something."""
 
     def closing(self) -> bytes:
@@ -91,8 +91,9 @@ async def _pump(response: web.StreamResponse, generation: Generation, chunks: Ch
     loop = asyncio.get_running_loop()
     pieces = [await chunks.opening()]
     while True:
-        pieces += [chunks.gain(gain) for gain in generation.take()]
-        finished = generation.done
+        # Before the awaits: what comes meanwhile is the next turn's.
+        gains, finished = generation.take(), generation.done
+        pieces += [await chunks.gain(gain) for gain in gains]
         if finished:
             pieces += [chunks.closing(), DONE]
         data = b"".join(pieces) or (PING if generation.nudged else b"")

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from pagemesh.gateway.auth import ApiKeys
 from pagemesh.gateway.directory import ModelDirectory
-from pagemesh.gateway.generation import Generation
+from pagemesh.gateway.generation import Generation, logprob_bytes
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.openai.body import MAX_DEPTH, check_plain
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
@@ -82,7 +82,7 @@ def test_a_stream_never_holds_much_more_than_its_bound(sizes: list[int]) -> None
     given_up: list[bool] = []
     bound_bytes = 8192
     generation = Generation(
-        1, 1, max_pending_bytes=bound_bytes, on_overflow=lambda: given_up.append(True)
+        1, 1, max_pending_bytes=bound_bytes, on_overflow=lambda _: given_up.append(True)
     )
     for size in sizes:
         generation.add(0, Delta("r", 0, "x" * size, b""))
@@ -90,6 +90,16 @@ def test_a_stream_never_holds_much_more_than_its_bound(sizes: list[int]) -> None
     assert held <= bound_bytes
     assert len(given_up) <= 1
     assert given_up or held == sum(sizes)
+
+
+@given(rows=st.integers(0, 40), copies=st.integers(0, 4))
+def test_prompt_logprobs_count_as_often_as_they_are_repeated(rows: int, copies: int) -> None:
+    scored = [None, *[row("x", b"x", -1.0, ("y", -2.0))] * rows]
+    generation = Generation(1, 1, prompt_logprob_copies=copies, max_pending_bytes=2**30)
+    generation.add(0, Delta("r", 0, "", b""))
+    before_bytes = generation.pending_bytes
+    generation.add(0, Delta("r", 0, "", b"", prompt_logprobs=scored))
+    assert generation.pending_bytes == 2 * before_bytes + copies * logprob_bytes(scored)
 
 
 async def test_an_echo_of_any_choice_waits_for_the_prompts_logprobs() -> None:

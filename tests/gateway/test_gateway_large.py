@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
-from gateway_fakes import MAX_MODEL_LEN, FakeTokenizer, Gateway, read_events
+from gateway_fakes import MAX_MODEL_LEN, Conversation, FakeTokenizer, Gateway, read_events
 
 from pagemesh.gateway.offload import LARGE_BYTES
+from pagemesh.gateway.openai import answer
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -60,6 +63,30 @@ async def post_large(gateway: Gateway, path: str, body: bytes) -> tuple[int, Any
         return response.status, await response.json()
 
 
+@asynccontextmanager
+async def held_thread(gateway: Gateway) -> AsyncIterator[None]:
+    """While the block lasts, nothing large gets done."""
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        release.wait(30)
+
+    holding = asyncio.create_task(gateway.core.backend.offload.run(LARGE_BYTES + 1, hold))
+    await asyncio.to_thread(held.wait, 10)
+    try:
+        yield
+    finally:
+        release.set()
+        await holding
+
+
+async def run_small_stream(gateway: Gateway) -> None:
+    body = {"prompt": "a", "stream": True}
+    async with gateway.session.post(gateway.url + COMPLETIONS, json=body) as response:
+        assert (await read_events(response))[-1] == "[DONE]"
+
+
 async def longest_lag_s(stop: asyncio.Event) -> float:
     loop = asyncio.get_running_loop()
     longest_s, last_s = 0.0, loop.time()
@@ -75,45 +102,88 @@ async def test_large_lists_are_refused_and_do_not_hold_the_loop(
 ) -> None:
     stop = asyncio.Event()
     watching = asyncio.create_task(longest_lag_s(stop))
-    status, answer = await post_large(gateway, path, body)
+    status, reply = await post_large(gateway, path, body)
     stop.set()
     assert status == 400
-    assert (answer["error"]["param"], answer["error"]["code"]) == (param, code)
-    assert text in answer["error"]["message"]
+    assert (reply["error"]["param"], reply["error"]["code"]) == (param, code)
+    assert text in reply["error"]["message"]
     assert await watching < MAX_LAG_S
 
 
 async def test_a_stream_overtakes_a_large_body_that_is_being_decoded(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:
-    held, release = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        release.wait(30)
-
-    holding = asyncio.create_task(gateway.core.backend.offload.run(LARGE_BYTES + 1, hold))
-    await asyncio.to_thread(held.wait, 10)
     body = b'{"prompt":"' + b"x" * LARGE_BYTES + b'"}'
-    large = asyncio.create_task(post_large(gateway, COMPLETIONS, body))
-    small = {"prompt": "a", "stream": True}
-    async with gateway.session.post(gateway.url + COMPLETIONS, json=small) as response:
-        assert (await read_events(response))[-1] == "[DONE]"
-    assert not large.done()
-    assert len(tokenizer.talks) == 1
-    release.set()
-    await holding
+    async with held_thread(gateway):
+        large = asyncio.create_task(post_large(gateway, COMPLETIONS, body))
+        await run_small_stream(gateway)
+        assert not large.done()
+        assert len(tokenizer.talks) == 1
     assert (await large)[0] == 200
 
 
 @pytest.mark.parametrize(
-    ("path", "field", "reply"),
+    "fields",
+    [
+        {"prompt_logprobs": 1},
+        {"echo": True, "logprobs": 1},
+        {"echo": True, "logprobs": 1, "stream": True},
+    ],
+)
+async def test_a_stream_overtakes_thousands_of_prompt_logprobs_that_are_being_worded(
+    gateway: Gateway, fields: dict[str, Any]
+) -> None:
+    prompt = "ab" * (MAX_MODEL_LEN // 4)
+
+    async def ask() -> str:
+        body = {"prompt": prompt, "n": 2} | fields
+        async with gateway.session.post(gateway.url + COMPLETIONS, json=body) as response:
+            assert response.status == 200
+            return await response.text()
+
+    async with held_thread(gateway):
+        large = asyncio.create_task(ask())
+        async with asyncio.timeout(10):
+            while 'finished_reason="length",model_name="tiny"} 2.0' not in await gateway.metrics():
+                pass
+        await run_small_stream(gateway)
+        assert not large.done()
+    text = await large
+    # Once per choice: each alternative of each scored token, as a key or as a token of the text.
+    assert text.count("-0.5") >= 2 * (len(prompt) - 1)
+
+
+async def test_a_whole_answer_is_bounded(
+    gateway: Gateway, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "MAX_WHOLE_BYTES", 2**20)
+    talks: list[Conversation] = []
+
+    async def flood(talk: Conversation) -> None:
+        talks.append(talk)
+        talk.accept()
+        while not talk.cancelled.is_set():
+            talk.delta("x" * 1024, [1])
+            await asyncio.sleep(0)
+
+    tokenizer.script = flood
+    status, body = await gateway.post(COMPLETIONS, {"prompt": ["a", "b"]})
+    assert (status, body["error"]["code"]) == (400, "answer_too_large")
+    assert "over 1 MiB" in body["error"]["message"]
+    async with asyncio.timeout(10):
+        for talk in talks:
+            await talk.cancelled.wait()
+    assert len(talks) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "key"),
     [("/tokenize", "prompt", "count"), ("/detokenize", "tokens", "prompt")],
 )
 async def test_a_large_question_is_answered(
-    gateway: Gateway, path: str, field: str, reply: str
+    gateway: Gateway, path: str, field: str, key: str
 ) -> None:
     value: Any = "x" * 300_000 if field == "prompt" else [120] * 200_000
-    status, answer = await post_large(gateway, path, msgspec.json.encode({field: value}))
+    status, reply = await post_large(gateway, path, msgspec.json.encode({field: value}))
     assert status == 200
-    assert answer[reply] == (300_000 if field == "prompt" else "x" * 200_000)
+    assert reply[key] == (300_000 if field == "prompt" else "x" * 200_000)
