@@ -6,9 +6,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from pagemesh.shared.wire import ModelCard
+import structlog
+
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.wire import ModelCard, WireError
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.tasks import Tasks
+
+log = structlog.get_logger(__name__)
 
 
 class Request:
@@ -62,3 +67,11 @@ class RequestTable:
     def of(self, outbox: Outbox) -> list[str]:
         """Ids of the requests that came over one gateway link."""
         return [r.request_id for r in self._requests.values() if r.outbox is outbox]
+
+
+def public_error(request_id: str, error: Exception) -> WireError:
+    """What the client may read of `error`. What is no RequestError is our fault, and logged."""
+    if not isinstance(error, RequestError):
+        log.error("request_crashed", request_id=request_id, exc_info=error)
+        error = RequestError("internal error", status=500, code="internal_error")
+    return error.to_wire()

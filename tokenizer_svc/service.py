@@ -39,7 +39,7 @@ from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.placement import Placement
-from pagemesh.tokenizer_svc.requests import Request, RequestTable
+from pagemesh.tokenizer_svc.requests import Request, RequestTable, public_error
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 log = structlog.get_logger(__name__)
@@ -208,7 +208,7 @@ class TokenizerService:
 
     def _refuse(self, outbox: Outbox, request_id: str, error: Exception) -> None:
         """Answer what no engine has seen."""
-        refusal = _public(request_id, error)
+        refusal = public_error(request_id, error)
         self._metrics.refused.labels(str(refusal.status)).inc()
         log.info("request_refused", request_id=request_id, status=refusal.status)
         outbox.send(Failed(request_id, refusal))
@@ -297,15 +297,7 @@ class TokenizerService:
         try:
             await self._placement.place([submit], request.card)
         except Exception as error:
-            self._fail(request, _public(request.request_id, error))
-
-
-def _public(request_id: str, error: Exception) -> WireError:
-    """What the client may read of `error`. What is no RequestError is our fault, and logged."""
-    if not isinstance(error, RequestError):
-        log.error("request_crashed", request_id=request_id, exc_info=error)
-        error = RequestError("internal error", status=500, code="internal_error")
-    return error.to_wire()
+            self._fail(request, public_error(request.request_id, error))
 
 
 def _warn_unexpected(link: Link, message: Message) -> None:

@@ -103,7 +103,7 @@ class Vocabulary:
         return self.token_bytes(token_id).decode(errors="replace")
 
     def shown(self, token_id: int) -> tuple[int, str, bytes]:
-        """The id, its `token_str` and `token_bytes`; remembered, as logprobs ask by the thousand."""
+        """The id, its `token_str` and its `token_bytes`; remembered, as logprobs ask often."""
         shown = self._shown.get(token_id)
         if shown is None:
             shown = (token_id, self.token_str(token_id), self.token_bytes(token_id))
