@@ -9,12 +9,13 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from pagemesh.gateway.offload import Offload
+from pagemesh.gateway.offload import LARGE_BYTES, Offload
 from pagemesh.gateway.openai.fields import HARMLESS
 from pagemesh.shared.errors import RequestError
 
 MAX_DEPTH: Final = 64
 MAX_FIELDS: Final = 1024
+MAX_STRINGS: Final = 2**18
 # Values within the messages, or the template options, of one request.
 MAX_VALUES: Final = 2**17
 _FLAT_IDS: Final = re.compile(rb"\s*\[\s*-?\d")
@@ -23,6 +24,25 @@ _MISSING: Final = re.compile(r"^Object missing required field `(?P<name>[^`]+)`"
 _RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+def check_structure(body: bytes) -> None:
+    """Count strings (keys too), lists and objects without making them: each costs an object.
+
+    Raises RequestError (400) over the limits. Of what is no JSON the counts mean nothing.
+    """
+    if len(body) <= LARGE_BYTES:
+        return
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    n_strings = bare.count(b'"') // 2
+    if n_strings > MAX_STRINGS:
+        raise RequestError(f"The body holds {n_strings} strings; {MAX_STRINGS} are taken")
+    outside = b"".join(bare.split(b'"')[::2])
+    n_containers = outside.count(b"[") + outside.count(b"{")
+    if n_containers > MAX_VALUES:
+        raise RequestError(
+            f"The body holds {n_containers} lists and objects; {MAX_VALUES} are taken"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +73,7 @@ class BodyDecoder(Generic[T]):
 
         Raises RequestError (400) naming the field at fault.
         """
+        check_structure(body)
         try:
             fields = _RAW_OBJECT.decode(body)
             if len(fields) > MAX_FIELDS:

@@ -16,6 +16,8 @@ from pagemesh.shared.wire import ModelCard
 MAX_TEMPERATURE: Final = 2.0
 MAX_TOP_LOGPROBS: Final = 20
 COMPLETION_MAX_TOKENS: Final = 16
+# Of stop strings, and of stop token ids.
+MAX_STOPS: Final = 1024
 SEED_BITS: Final = 63
 
 _SAME_NAME: Final = (
@@ -113,6 +115,10 @@ def _check_request(request: GenerationRequest, card: ModelCard) -> None:
         raise bad("stream_options", "needs stream to be true")
     if request.prompt_logprobs is not None and request.stream:
         raise bad("prompt_logprobs", "is not available in a stream", code="unsupported_parameter")
+    for name in ("stop", "stop_token_ids"):
+        stops = getattr(request, name)
+        if isinstance(stops, list) and len(stops) > MAX_STOPS:
+            raise bad(name, f"must hold at most {MAX_STOPS} entries, got {len(stops)}")
     check_vocabulary(request.stop_token_ids or [], card, "stop_token_ids")
 
 

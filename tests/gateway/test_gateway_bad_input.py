@@ -80,6 +80,8 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"stop": ""}, "stop"),
     (CHAT, {"stop": ["a", ""]}, "stop"),
     (CHAT, {"stop": [1]}, "stop[0]"),
+    (CHAT, {"stop": ["a"] * 1025}, "stop"),
+    (CHAT, {"stop_token_ids": [1] * 1025}, "stop_token_ids"),
     (CHAT, {"stop_token_ids": [VOCAB_TOKENS]}, "stop_token_ids"),
     (CHAT, {"stop_token_ids": [2**80]}, "stop_token_ids"),
     (CHAT, {"logit_bias": {"AI": 1}}, "logit_bias"),

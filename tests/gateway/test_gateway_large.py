@@ -12,9 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 from gateway_fakes import MAX_MODEL_LEN, Conversation, FakeTokenizer, Gateway, read_events
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pagemesh.gateway.offload import LARGE_BYTES
 from pagemesh.gateway.openai import answer
+from pagemesh.gateway.openai import body as bodies
+from pagemesh.shared.errors import RequestError
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -35,10 +39,10 @@ LARGE_BODIES = [
     ),
     (
         CHAT,
-        b'{"messages":[' + b",".join([MESSAGE] * 400_000) + b"]}",
+        b'{"messages":[' + b",".join([MESSAGE] * 20_000) + b"]}",
         "messages",
         "invalid_value",
-        "at most 4096 messages, got 400000",
+        "at most 4096 messages, got 20000",
     ),
     (
         COMPLETIONS,
@@ -53,6 +57,27 @@ LARGE_BODIES = [
         "tokens",
         "invalid_value",
         "at most 262144 token ids, got 9000000",
+    ),
+    (
+        CHAT,
+        b'{"messages":[' + b",".join([MESSAGE] * 400_000) + b"]}",
+        None,
+        "invalid_value",
+        "1600001 strings",
+    ),
+    (
+        COMPLETIONS,
+        b'{"prompt":["",' + b",".join([b"[1]"] * 4_000_000) + b"]}",
+        None,
+        "invalid_value",
+        "4000002 lists and objects",
+    ),
+    (
+        COMPLETIONS,
+        b'{"prompt":"a",' + b",".join(b'"%d":1' % i for i in range(2_000_000)) + b"}",
+        None,
+        "invalid_value",
+        "2000002 strings",
     ),
 ]
 
@@ -98,7 +123,7 @@ async def longest_lag_s(stop: asyncio.Event) -> float:
 
 @pytest.mark.parametrize(("path", "body", "param", "code", "text"), LARGE_BODIES)
 async def test_large_lists_are_refused_and_do_not_hold_the_loop(
-    gateway: Gateway, path: str, body: bytes, param: str, code: str, text: str
+    gateway: Gateway, path: str, body: bytes, param: str | None, code: str, text: str
 ) -> None:
     stop = asyncio.Event()
     watching = asyncio.create_task(longest_lag_s(stop))
@@ -108,6 +133,39 @@ async def test_large_lists_are_refused_and_do_not_hold_the_loop(
     assert (reply["error"]["param"], reply["error"]["code"]) == (param, code)
     assert text in reply["error"]["message"]
     assert await watching < MAX_LAG_S
+
+
+@given(
+    value=st.recursive(
+        st.text('a"\\\\[{,') | st.integers(),
+        lambda children: st.lists(children) | st.dictionaries(st.text('b"\\\\]}'), children),
+    )
+)
+def test_only_structure_counts_and_not_what_strings_hold(value: Any) -> None:
+    """Padded to the size from which on bodies are counted."""
+    body = msgspec.json.encode([value, "[" * LARGE_BYTES])
+    n_strings, n_containers = count(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bodies, "MAX_STRINGS", n_strings + 1)
+        patch.setattr(bodies, "MAX_VALUES", n_containers + 1)
+        bodies.check_structure(body)
+        patch.setattr(bodies, "MAX_VALUES", n_containers)
+        with pytest.raises(RequestError, match="lists and objects"):
+            bodies.check_structure(body)
+        patch.setattr(bodies, "MAX_STRINGS", n_strings)
+        with pytest.raises(RequestError, match="strings"):
+            bodies.check_structure(body)
+
+
+def count(value: Any) -> tuple[int, int]:
+    """Strings with keys, and lists with objects."""
+    if isinstance(value, str):
+        return 1, 0
+    if isinstance(value, int):
+        return 0, 0
+    keys = len(value) if isinstance(value, dict) else 0
+    children = [count(child) for child in (value.values() if keys else value)]
+    return keys + sum(s for s, _ in children), 1 + sum(c for _, c in children)
 
 
 async def test_a_stream_overtakes_a_large_body_that_is_being_decoded(
