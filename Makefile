@@ -13,8 +13,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 serve: $(VENV)/serve.installed
 	@$(BIN)/pagemesh serve $(MODEL) $(ARGS)
 
+# Two processes: many tests wait, and those that compute leave a core now and then.
 test: $(VENV)/dev.installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 # mypy follows no import hooks, so it reads the packages through a tree of links.
 lint: $(VENV)/dev.installed
