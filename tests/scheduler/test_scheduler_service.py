@@ -325,8 +325,9 @@ async def test_a_worker_that_is_overdue_shows_in_ready(
     assert await metric(scheduler, "pagemesh_oldest_step_age_seconds") > 0
     worker.resume()
     await tokenizer.until_over(answer)
-    await worker.until_empty()
-    assert (await scheduler.get("/ready"))[0] == 200
+    # The last result, that of the step which empties the slot, may still be on its way.
+    while (await scheduler.get("/ready"))[0] != 200:
+        await asyncio.sleep(0.01)
 
 
 # -- reports --------------------------------------------------------------------------------------
