@@ -1,10 +1,13 @@
-"""Models whose text side the tests use."""
+"""Models whose text side the tests use, and the service between scripted neighbours."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from neighbours import Mesh, ScriptedGateway, ScriptedScheduler, running_service
+from scripts import card_of, status_of
 from small_tokenizers import (
     byte_level_json,
     metaspace_json,
@@ -14,6 +17,8 @@ from small_tokenizers import (
 )
 
 from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import ModelCard
+from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 
@@ -42,3 +47,34 @@ def metaspace(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 @pytest.fixture(scope="session")
 def smollm2(smollm2_folder: Path) -> TextModel:
     return text_model(smollm2_folder, Settings())
+
+
+@pytest.fixture
+def pipeline(byte_level: TextModel) -> Pipeline:
+    return Pipeline(byte_level)
+
+
+@pytest.fixture
+async def mesh(
+    byte_level_settings: Settings, redis_url: str, mesh_name: str
+) -> AsyncIterator[Mesh]:
+    async with running_service(byte_level_settings, redis_url, mesh_name) as running:
+        yield running
+
+
+@pytest.fixture
+def card(byte_level: TextModel) -> ModelCard:
+    return card_of(byte_level, max_model_len=4096)
+
+
+@pytest.fixture
+async def scheduler(mesh: Mesh, card: ModelCard) -> AsyncIterator[ScriptedScheduler]:
+    async with mesh.scheduler(status_of(card)) as running:
+        yield running
+
+
+@pytest.fixture
+async def gateway(mesh: Mesh, scheduler: ScriptedScheduler) -> ScriptedGateway:
+    connected = await mesh.gateway()
+    await connected.ready()
+    return connected

@@ -1,4 +1,4 @@
-"""What a scripted engine says: frames built from plain ids."""
+"""What a scripted engine says, frames built from plain ids, and the text that comes of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import (
     Capacity,
+    Delta,
     Ended,
     EngineStats,
     EngineStatus,
@@ -103,3 +104,7 @@ def prompt_logprobs(
         values=floats(*(value for _, value in flat)),
         ranks=pack_ids(ranks),
     )
+
+
+def text_of(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)

@@ -3,92 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import msgspec
-import pytest
-from neighbours import Mesh, ScriptedGateway, ScriptedScheduler, running_service
+from conversation import STORY, idle, ids_of, placed, say, until_engines
+from neighbours import Mesh, ScriptedGateway, ScriptedScheduler
 from prometheus_client import generate_latest
-from scripts import card_of, generate, logprob_row, prompt_logprobs, status_of, tokens
+from scripts import generate, status_of, text_of, tokens
 from structlog.testing import capture_logs
 
-from pagemesh.shared import wire
-from pagemesh.shared.settings import GatewaySettings, Settings
 from pagemesh.shared.wire import (
-    BadFrame,
     Cancel,
-    Delta,
     Detokenize,
     Detokenized,
     Ended,
-    Engines,
-    Generate,
-    Lost,
     ModelCard,
     Prompt,
-    Submit,
     Tokenize,
     Tokenized,
-    WireError,
     pack_ids,
     unpack_ids,
 )
-from pagemesh.tokenizer_svc import outbox
 from pagemesh.tokenizer_svc.text_model import TextModel
-
-STRANGE_CHAT = Prompt(messages=[{"role": "robot", "content": "x"}])
-STORY = " once upon a time there was a 世界 of pages 😀 and it was good"
-
-
-@pytest.fixture
-async def mesh(
-    byte_level_settings: Settings, redis_url: str, mesh_name: str
-) -> AsyncIterator[Mesh]:
-    async with running_service(byte_level_settings, redis_url, mesh_name) as running:
-        yield running
-
-
-@pytest.fixture
-def card(byte_level: TextModel) -> ModelCard:
-    return card_of(byte_level, max_model_len=4096)
-
-
-@pytest.fixture
-async def scheduler(mesh: Mesh, card: ModelCard) -> AsyncIterator[ScriptedScheduler]:
-    async with mesh.scheduler(status_of(card)) as running:
-        yield running
-
-
-@pytest.fixture
-async def gateway(mesh: Mesh, scheduler: ScriptedScheduler) -> ScriptedGateway:
-    connected = await mesh.gateway()
-    await connected.ready()
-    return connected
-
-
-def ids_of(model: TextModel, text: str) -> list[int]:
-    return model.encode(Prompt(text=text))
-
-
-def text_of(deltas: list[Delta]) -> str:
-    return "".join(delta.text for delta in deltas)
-
-
-async def placed(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler, request: Generate
-) -> Submit:
-    gateway.ask(request)
-    await gateway.accepted(request.request_id)
-    return await scheduler.submits.get()
-
-
-async def say(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler, submit: Submit, token_id: int
-) -> Delta:
-    """One token from the engine, followed to the gateway."""
-    scheduler.send(tokens({submit.key: [token_id]}, engine_id=submit.engine_id))
-    return await gateway.delta(submit.request_id)
-
 
 # -- the plain way --------------------------------------------------------------------------------
 
@@ -231,210 +165,7 @@ async def test_a_newer_attempt_replaces_the_older_one(
     assert (await other.failed("r1")).error.status == 409
 
 
-# -- failover -------------------------------------------------------------------------------------
-
-
-async def until_engines(gateway: ScriptedGateway, count: int) -> None:
-    while len((await gateway.engines.get()).engines) != count:
-        pass
-
-
-async def idle(gateway: ScriptedGateway) -> None:
-    """Return when the service has handled everything sent to it before this."""
-    gateway.ask(Tokenize("idle", "small", Prompt(text="x")))
-    await gateway.next("idle")
-
-
-async def finish(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler, submit: Submit, ids: list[int]
-) -> list[Delta]:
-    rest = ids[len(submit.prior_ids) // 4 :]
-    ended = [Ended(submit.key, "length")]
-    scheduler.send(tokens({submit.key: rest}, ended=ended, engine_id=submit.engine_id))
-    return await gateway.rest(submit.request_id)
-
-
-@pytest.mark.parametrize("cause", ["lost", "link"])
-async def test_another_engine_goes_on_where_the_lost_one_stopped(
-    cause: str,
-    mesh: Mesh,
-    gateway: ScriptedGateway,
-    scheduler: ScriptedScheduler,
-    byte_level: TextModel,
-    card: ModelCard,
-) -> None:
-    submit = await placed(gateway, scheduler, generate())
-    story = ids_of(byte_level, STORY)
-    shown = [await say(gateway, scheduler, submit, token_id) for token_id in story[:20]]
-    busy = status_of(card, "engine-2", running=1)
-    async with mesh.scheduler(busy, name="scheduler-2") as second:
-        await until_engines(gateway, 2)
-        if cause == "link":
-            await scheduler.die()
-        else:
-            scheduler.send(Engines([]))
-            scheduler.send(Lost("engine-1", [submit.key]))
-        again = await second.submits.get()
-        assert (again.engine_id, again.attempt) == ("engine-2", 2)
-        assert (again.seed, unpack_ids(again.prior_ids)) == (submit.seed, story[:20])
-        shown += await finish(gateway, second, again, story)
-    assert text_of(shown) == STORY
-    assert unpack_ids(b"".join(d.token_ids for d in shown)) == story
-
-
-async def test_the_same_scheduler_may_come_back(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler, byte_level: TextModel
-) -> None:
-    submit = await placed(gateway, scheduler, generate())
-    story = ids_of(byte_level, STORY)
-    shown = [await say(gateway, scheduler, submit, story[0])]
-    [link] = scheduler.links
-    await link.close()
-    again = await scheduler.submits.get()
-    shown += await finish(gateway, scheduler, again, story)
-    assert text_of(shown) == STORY
-
-
-async def test_a_frame_without_sense_costs_the_link_and_no_request(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler
-) -> None:
-    submit = await placed(gateway, scheduler, generate())
-    scheduler.send(tokens()._replace(keys=b"odd"))
-    again = await scheduler.submits.get()
-    assert (again.request_id, again.attempt) == (submit.request_id, 2)
-
-
-async def test_a_request_waits_for_an_engine(mesh: Mesh, card: ModelCard) -> None:
-    gateway = await mesh.gateway()
-    assert mesh.service.not_ready() is not None
-    gateway.ask(generate())
-    async with mesh.scheduler(status_of(card)) as scheduler:
-        await gateway.accepted("r1")
-        await scheduler.submits.get()
-        assert mesh.service.not_ready() is None
-
-
-async def test_without_an_engine_a_request_fails_in_time(
-    byte_level_settings: Settings, redis_url: str, mesh_name: str, card: ModelCard
-) -> None:
-    patience = GatewaySettings(request_timeout_s=0.05)
-    hasty = msgspec.structs.replace(byte_level_settings, gateway=patience)
-    async with running_service(hasty, redis_url, mesh_name) as mesh:
-        gateway = await mesh.gateway()
-        gateway.ask(generate(request_id="early"))
-        error = (await gateway.failed("early")).error
-        assert (error.status, error.code) == (503, "engine_unavailable")
-        async with mesh.scheduler(status_of(card)) as scheduler:
-            await gateway.ready()
-            submit = await placed(gateway, scheduler, generate())
-            await say(gateway, scheduler, submit, 5)
-        error = (await gateway.failed("r1")).error
-        assert (error.status, error.code) == (503, "engine_unavailable")
-
-
-async def test_a_draining_scheduler_gets_nothing_new(
-    mesh: Mesh, gateway: ScriptedGateway, scheduler: ScriptedScheduler, card: ModelCard
-) -> None:
-    submit = await placed(gateway, scheduler, generate())
-    busy = status_of(card, "engine-2", running=4)
-    async with mesh.scheduler(busy, name="scheduler-2") as second:
-        await until_engines(gateway, 2)
-        scheduler.send(Engines([status_of(card)], draining=True))
-        await gateway.engines.get()
-        assert (await placed(gateway, second, generate(request_id="r2"))).engine_id == "engine-2"
-        assert (await say(gateway, scheduler, submit, 5)).error is None
-
-
-async def test_an_engine_of_another_model_is_refused_loudly(
-    mesh: Mesh, gateway: ScriptedGateway, scheduler: ScriptedScheduler, card: ModelCard
-) -> None:
-    stranger = status_of(card._replace(fingerprint="beef"), "stranger")
-    with capture_logs() as lines:
-        async with mesh.scheduler(stranger, name="scheduler-2"):
-            engines = await gateway.engines.get()
-            assert [e.engine_id for e in engines.engines] == ["engine-1"]
-            for i in range(3):
-                await placed(gateway, scheduler, generate(request_id=f"r{i}"))
-    [refusal] = [line for line in lines if line["event"] == "engine_refused"]
-    assert (refusal["log_level"], refusal["engine"]) == ("error", "stranger")
-
-
-# -- bad input and slow neighbours ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("request_", "status", "code", "param"),
-    [
-        (generate(request_id="bad", model="other"), 404, "model_not_found", "model"),
-        (generate("", "bad"), 400, None, "prompt"),
-        (generate([100_000], "bad"), 400, None, "prompt"),
-        (generate([5] * 5000, "bad"), 400, "context_length_exceeded", "prompt"),
-        (generate(request_id="bad", prompt=STRANGE_CHAT), 400, None, "messages"),
-    ],
-)
-async def test_bad_requests_fail_alone(
-    gateway: ScriptedGateway,
-    scheduler: ScriptedScheduler,
-    request_: Generate,
-    status: int,
-    code: str | None,
-    param: str,
-) -> None:
-    healthy = await placed(gateway, scheduler, generate(request_id="healthy"))
-    gateway.ask(request_)
-    error = (await gateway.failed("bad")).error
-    assert (error.status, error.code, error.param) == (status, code, param)
-    assert (await say(gateway, scheduler, healthy, 5)).error is None
-    assert scheduler.submits.empty()
-
-
-@pytest.mark.parametrize(
-    ("message", "status"),
-    [
-        (Tokenize("bad", "other", Prompt(text="x")), 404),
-        (Detokenize("bad", "other", pack_ids([5])), 404),
-        (Detokenize("bad", "small", pack_ids([-5])), 400),
-        (Tokenize("bad", "small", Prompt(messages=[])), 400),
-    ],
-)
-async def test_bad_tokenize_requests_are_answered(
-    gateway: ScriptedGateway, message: Tokenize | Detokenize, status: int
-) -> None:
-    gateway.ask(message)
-    assert (await gateway.failed("bad")).error.status == status
-
-
-async def test_the_engines_first_refusal_ends_the_whole_request(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler
-) -> None:
-    first = await placed(gateway, scheduler, generate(n=3))
-    others = [await scheduler.submits.get() for _ in range(2)]
-    error = WireError(429, "queue_full", None, "too many wait")
-    with capture_logs() as lines:
-        scheduler.send(tokens({others[0].key: [5]}))
-        scheduler.send(tokens(failed=[(first.key, error), (others[0].key, error)]))
-        scheduler.send(tokens(failed=[(others[1].key, error)]))
-        assert (await gateway.delta("r1")).choice == others[0].choice
-        assert (await gateway.failed("r1")).error == error
-        end = await scheduler.ends.get()
-        await idle(gateway)
-    assert (end.keys, end.reason) == ([others[1].key], "abort")
-    assert gateway.is_silent("r1")
-    [line] = lines
-    assert (line["event"], line["request_id"], line["status"]) == ("request_failed", "r1", 429)
-
-
-async def test_a_placement_that_crashes_ends_its_request(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submit = await placed(gateway, scheduler, generate([5] * 1000))
-    with capture_logs() as lines:
-        scheduler.send(Lost("engine-1", [submit.key]))
-        monkeypatch.setattr(wire, "MAX_FRAME_BYTES", 2000)  # less than its prompt
-        error = (await gateway.failed("r1")).error
-    assert (error.status, error.message) == (500, "internal error")
-    [crash] = [line for line in lines if line["event"] == "request_crashed"]
-    assert isinstance(crash["exc_info"], BadFrame)
+# -- what operators see ----------------------------------------------------------------------------
 
 
 async def test_an_admitted_request_is_one_line_of_the_log(
@@ -452,60 +183,6 @@ async def test_an_admitted_request_is_one_line_of_the_log(
         "choices": 2,
         "engine": "engine-1",
     }
-
-
-async def test_large_prompt_logprobs_come_whole(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler
-) -> None:
-    submit = await placed(gateway, scheduler, generate([5] * 500, prompt_logprobs=64))
-    rows = [[(at % 300, -1.0)] * 65 for at in range(1, 500)]
-    chunk = prompt_logprobs(submit.key, 1, rows, [1] * 499)
-    scheduler.send(tokens({submit.key: [5]}, prompt_logprobs=[chunk]))
-    scored = (await gateway.delta("r1")).prompt_logprobs
-    assert scored is not None
-    assert [entry and (entry.token_id, len(entry.top)) for entry in scored] == [
-        None,
-        *((at % 300, 64) for at in range(1, 500)),
-    ]
-
-
-async def test_a_huge_prompt_does_not_stall_a_running_stream(
-    gateway: ScriptedGateway, scheduler: ScriptedScheduler, card: ModelCard
-) -> None:
-    roomy = Engines([status_of(card._replace(max_model_len=2**20))])
-    scheduler.send(roomy)
-    while (await gateway.engines.get()).engines != roomy.engines:
-        pass
-    submit = await placed(gateway, scheduler, generate(max_tokens=4000))
-    gateway.ask(generate("hello there, " * 80_000, "huge"))
-    n_tokens = 0
-    while gateway.is_silent("huge"):
-        await say(gateway, scheduler, submit, 5)
-        n_tokens += 1
-    assert len((await gateway.accepted("huge")).prompt_ids) > 4 * 80_000
-    # Encoding a megabyte takes some hundred times as long as a token takes to pass.
-    assert n_tokens > 20
-
-
-async def test_a_gateway_that_does_not_read_loses_only_its_own_link(
-    mesh: Mesh,
-    gateway: ScriptedGateway,
-    scheduler: ScriptedScheduler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(outbox, "MAX_PENDING_BYTES", 100_000)
-    healthy = await placed(gateway, scheduler, generate(request_id="healthy"))
-    deaf = await mesh.dial("gateway-2")
-    deaf.send(generate(request_id="deaf", max_tokens=4000, logprobs=20))
-    submit = await scheduler.submits.get()
-    row = logprob_row(submit.key, [5] * 21, [-1.0] * 21, 1)
-    many = tokens({submit.key: [5] * 200}, logprobs=[row] * 200)
-    while scheduler.ends.empty():
-        scheduler.send(many)
-        await say(gateway, scheduler, healthy, 5)
-    assert (await scheduler.ends.get()).keys == [submit.key]
-    assert (await say(gateway, scheduler, healthy, 5)).error is None
-    await deaf.close()
 
 
 async def test_drain_refuses_new_requests_and_waits_for_the_running(

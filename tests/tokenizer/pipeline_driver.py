@@ -1,0 +1,40 @@
+"""Requests and ids put through a pipeline, without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from scripts import card_of, generate, tokens
+
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.wire import Delta, Ended, Generate, Prompt, Submit
+from pagemesh.tokenizer_svc.pipeline import Pipeline
+
+EOS = 2
+
+
+def ids_of(pipeline: Pipeline, text: str) -> list[int]:
+    return pipeline.text_model.encode(Prompt(text=text, add_special_tokens=False))
+
+
+def admit(pipeline: Pipeline, request: Generate | None = None, **fields: Any) -> list[Submit]:
+    request = request if request is not None else generate(**fields)
+    return pipeline.admit(request, card_of(pipeline.text_model)).submits
+
+
+def run(pipeline: Pipeline, key: int, ids: Sequence[int], end: Ended | None = None) -> list[Delta]:
+    """Feed one id a frame, the last one together with `end`."""
+    deltas: list[Delta] = []
+    for i, token_id in enumerate(ids):
+        ended = [end] if end is not None and i == len(ids) - 1 else []
+        deltas += pipeline.feed(tokens({key: [token_id]}, ended=ended)).deltas
+    return deltas
+
+
+def refused(pipeline: Pipeline, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        admit(pipeline, **fields)
+    assert len(pipeline) == 0
+    return caught.value

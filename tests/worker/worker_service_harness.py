@@ -1,0 +1,106 @@
+"""A worker service as its schedulers and its health probes see it, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import aiohttp
+from torch import Tensor
+from worker_harness import Driver
+
+from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.shared.link import Link, dial
+from pagemesh.shared.registry import Registry
+from pagemesh.shared.settings import Settings
+from pagemesh.shared.wire import PROTOCOL, Capacity, Engines, Hello, Message, StepResult, unpack_ids
+from pagemesh.worker_svc.build import Report
+from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.models.decoder import Decoder
+from pagemesh.worker_svc.runner import Runner
+
+PROMPT = [11, 3, 60, 7]
+
+BuildRunner = Callable[[Settings, Report], Runner]
+
+
+class Gate:
+    """A model that computes only while the gate is open."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.open, self.reached = threading.Event(), threading.Event()
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, inputs: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        self.reached.set()
+        assert self.open.wait(30)
+        return self._decoder(token_ids, positions, inputs, kv)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._decoder.logits(hidden)
+
+
+class Scheduler:
+    """One scripted scheduler's link."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._messages = aiter(link)
+
+    async def next(self, kind: type[Message] = StepResult) -> Message:
+        message = await anext(self._messages)
+        assert isinstance(message, kind)
+        return message
+
+    async def engines(self) -> Engines:
+        message = await self.next(Engines)
+        assert isinstance(message, Engines)
+        return message
+
+    async def tokens(self) -> list[int]:
+        message = await self.next()
+        assert isinstance(message, StepResult)
+        return unpack_ids(message.sampled)
+
+    async def ended(self) -> bool:
+        return await anext(self._messages, None) is None
+
+
+class Worker(NamedTuple):
+    address: str
+    task: asyncio.Task[None]
+    session: aiohttp.ClientSession
+
+    @asynccontextmanager
+    async def scheduler(self, name: str = "s1", epoch: int = 1) -> AsyncIterator[Scheduler]:
+        hello = Hello(PROTOCOL, "scheduler", name, epoch, "")
+        link = await dial(self.session, self.address, hello)
+        try:
+            yield Scheduler(link)
+        finally:
+            await link.close()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.session.get(f"http://{self.address}{path}") as answer:
+            return answer.status, await answer.text()
+
+
+async def announced(registry: Registry) -> str:
+    async for instances in registry.watch("worker"):
+        if instances:
+            return instances[0].address
+    raise AssertionError("watch ended")
+
+
+class Books:
+    capacity = Capacity(96, 8, 64, 512, "cpu")
+
+
+def driver(epoch: int = 1) -> Driver:
+    """Keeps the books only; its steps go over a link."""
+    return Driver(Books(), epoch=epoch)
