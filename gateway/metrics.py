@@ -6,6 +6,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter
 
+from pagemesh.gateway.request_metrics import RequestMetrics
+
 MAX_FIELD_LABELS: Final = 64
 OTHER_FIELD: Final = "(other)"
 
@@ -14,6 +16,7 @@ class GatewayMetrics:
     """Registered once per process, on the registry of its Runtime."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = RequestMetrics(registry)
         self.http_requests = Counter(
             "http_requests",
             "Answered requests; status 499 is a client that hung up",
@@ -30,12 +33,6 @@ class GatewayMetrics:
             "Requests sent again because their tokenizer service was lost",
             registry=registry,
         )
-        self._finished = Counter(
-            "vllm:request_success",
-            "Ended choices by finish reason: stop, length, abort (client gone), error",
-            ["model_name", "finished_reason"],
-            registry=registry,
-        )
         self._unknown_fields = Counter(
             "pagemesh:unknown_fields",
             "Request fields that were ignored because nobody knows them",
@@ -43,9 +40,6 @@ class GatewayMetrics:
             registry=registry,
         )
         self._field_labels: set[str] = set()
-
-    def finished(self, model: str, reason: str, choices: int) -> None:
-        self._finished.labels(model, reason).inc(choices)
 
     def unknown_field(self, endpoint: str, field: str) -> None:
         """Clients choose the names, so only the first of them become labels."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Protocol
 
-from pagemesh.gateway.generation import Generation
+from pagemesh.gateway.generation import ID_BYTES, Generation
+from pagemesh.gateway.request_metrics import ChoiceTiming, ModelMetrics
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.wire import (
     Delta,
@@ -42,14 +42,19 @@ class Pending(Protocol):
 
 
 class PendingGeneration:
-    """One prompt on its way. Its truth (prompt, generated ids, seed) lives here."""
+    """One prompt on its way. Its truth (prompt, generated ids, seed) lives here.
+
+    Its choices count as received when it is made, and as finished one by one. All times are
+    seconds of one monotonic clock.
+    """
 
     def __init__(
         self,
         generate: Generate,
         prompt_index: int,
         generation: Generation,
-        on_finish: Callable[[str, str, int], None],
+        metrics: ModelMetrics,
+        now_s: float,
     ) -> None:
         self.request_id = generate.request_id
         self.model = generate.model
@@ -58,9 +63,12 @@ class PendingGeneration:
         self.generation = generation
         self._generate = generate
         self._prompt_index = prompt_index
-        self._on_finish = on_finish
-        self._ids = [bytearray() for _ in range(generate.params.n)]
-        self._open = set(range(generate.params.n))
+        self._metrics = metrics
+        n = generate.params.n
+        self._ids = [bytearray() for _ in range(n)]
+        self._timings = [ChoiceTiming(metrics, now_s) for _ in range(n)]
+        self._open = set(range(n))
+        metrics.received(n)
 
     @property
     def done(self) -> bool:
@@ -78,9 +86,11 @@ class PendingGeneration:
         )
 
     def accept(self, prompt_ids: bytes, prompt_text: str | None) -> None:
+        if not self._accepted:
+            self._metrics.accepted(len(prompt_ids) // ID_BYTES)
         self.generation.accept(self._prompt_index, prompt_ids, prompt_text)
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, now_s: float) -> None:
         """Deltas of a choice that has finished (a resumed one runs again) change nothing."""
         if delta.choice not in self._open:
             return
@@ -90,35 +100,41 @@ class PendingGeneration:
             error = RequestError("The server stopped this request.", status=503, code="aborted")
             self._lose(delta.choice, error)
         else:
-            self._gain(delta)
+            self._gain(delta, now_s)
 
     def fail(self, error: RequestError) -> None:
-        """A refusal before acceptance is no ended request; its HTTP status is counted."""
-        if self.generation.prompts[self._prompt_index].accepted:
-            self._end_all("error")
-        self._open.clear()
+        self._end_all("error" if self._accepted else "refused")
         self.generation.fail(error)
 
     def abandon(self) -> None:
         self._end_all("abort" if self.generation.error is None else "error")
 
-    def _gain(self, delta: Delta) -> None:
+    @property
+    def _accepted(self) -> bool:
+        return self.generation.prompts[self._prompt_index].accepted
+
+    def _gain(self, delta: Delta, now_s: float) -> None:
+        timing = self._timings[delta.choice]
         self._ids[delta.choice] += delta.token_ids
         self.fruitless_losses = 0
+        timing.gained(len(delta.token_ids) // ID_BYTES, now_s)
         if delta.finish_reason is not None:
-            self._open.discard(delta.choice)
-            self._on_finish(self.model, delta.finish_reason, 1)
+            timing.completed(now_s)
+            self._end(delta.choice, delta.finish_reason)
         self.generation.add(self._prompt_index, delta)
 
     def _lose(self, choice: int, error: RequestError) -> None:
         """One choice failed, and with it the answer. The others run until they are abandoned."""
-        self._open.discard(choice)
-        self._on_finish(self.model, "error", 1)
+        self._end(choice, "error")
         self.generation.fail(error)
+
+    def _end(self, choice: int, reason: str) -> None:
+        self._open.discard(choice)
+        self._metrics.finished(reason, 1)
 
     def _end_all(self, reason: str) -> None:
         if self._open:
-            self._on_finish(self.model, reason, len(self._open))
+            self._metrics.finished(reason, len(self._open))
             self._open.clear()
 
 

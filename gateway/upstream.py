@@ -70,13 +70,13 @@ class Upstream:
         """
         if self.draining:
             raise not_ready("it is shutting down")
-        entries = [
-            PendingGeneration(generate, index, generation, self._metrics.finished)
-            for index, generate in enumerate(generates)
-        ]
+        now_s = asyncio.get_running_loop().time()
+        entries: list[PendingGeneration] = []
         try:
-            for entry in entries:
-                self._enter(entry)
+            for index, generate in enumerate(generates):
+                metrics = self._metrics.requests.of(generate.model)
+                entries.append(PendingGeneration(generate, index, generation, metrics, now_s))
+                self._enter(entries[-1])
             yield
         finally:
             for entry in entries:
@@ -150,10 +150,11 @@ class Upstream:
                 log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
 
     def _deliver(self, link: Link, rows: list[Delta]) -> None:
+        now_s = asyncio.get_running_loop().time()
         for row in rows:
             entry = self._entry(link, row.request_id)
             if isinstance(entry, PendingGeneration):
-                entry.add(row)
+                entry.add(row, now_s)
                 if entry.done:
                     self._leave(entry)
 

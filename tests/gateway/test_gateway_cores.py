@@ -129,20 +129,22 @@ async def test_the_first_error_ends_the_answer() -> None:
 def test_the_next_attempt_carries_what_every_choice_had(
     arrivals: list[tuple[int, list[int], bool]],
 ) -> None:
-    finished: list[tuple[str, str, int]] = []
+    registry = CollectorRegistry()
     params = SamplingParams(n=3, seed=1)
     pending = PendingGeneration(
         Generate("r", 0, "tiny", Prompt(text="a"), params),
         0,
         Generation(1, 3),
-        lambda *args: finished.append(args),
+        GatewayMetrics(registry).requests.of("tiny"),
+        now_s=0.0,
     )
     expected: list[list[int]] = [[], [], []]
     done: set[int] = set()
     for choice, ids, last in arrivals:
         if choice not in done:
             expected[choice] += ids
-        pending.add(Delta("r", choice, "", pack_ids(ids), finish_reason="length" if last else None))
+        reason = "length" if last else None
+        pending.add(Delta("r", choice, "", pack_ids(ids), finish_reason=reason), now_s=1.0)
         done |= {choice} if last else set()
     pending.link_lost()
     again = pending.frame()
@@ -152,8 +154,13 @@ def test_the_next_attempt_carries_what_every_choice_had(
     assert prior == expected
     assert decode(encode(again)) == again
     pending.abandon()
-    assert sum(count for _, _, count in finished) == 3
-    assert sum(count for _, reason, count in finished if reason == "length") == len(done)
+    finished = {
+        reason: registry.get_sample_value(
+            "vllm:request_success_total", {"model_name": "tiny", "finished_reason": reason}
+        )
+        for reason in ("length", "abort")
+    }
+    assert finished == {"length": len(done) or None, "abort": 3 - len(done) or None}
 
 
 def nested(depth: int) -> list[object]:
