@@ -18,6 +18,8 @@ from pagemesh.shared.wire import Delta, TokenLogprob
 ID_BYTES = 4
 _DELTA_OVERHEAD_BYTES = 256
 _LOGPROB_BYTES = 256
+# So many pending deltas of a choice become one: a token then costs little more than its text.
+_COMPACT_AT_DELTAS = 64
 
 
 class Gain(NamedTuple):
@@ -97,7 +99,11 @@ class Generation:
         self.completion_tokens += len(delta.token_ids) // ID_BYTES
         if delta.finish_reason is not None:
             self._unfinished -= 1
-        self._pending.setdefault(prompt_index * self.n + delta.choice, []).append(delta)
+        deltas = self._pending.setdefault(prompt_index * self.n + delta.choice, [])
+        deltas.append(delta)
+        self._pending_bytes += _size_bytes(delta)
+        if len(deltas) >= _COMPACT_AT_DELTAS:
+            self._compact(deltas)
         self._bound(delta)
         self._wake()
 
@@ -119,10 +125,13 @@ class Generation:
         if prompt.logprobs is None:
             prompt.logprobs = delta.prompt_logprobs
 
+    def _compact(self, deltas: list[Delta]) -> None:
+        self._pending_bytes -= _DELTA_OVERHEAD_BYTES * (len(deltas) - 1)
+        deltas[:] = [_merged(deltas)]
+
     def _bound(self, delta: Delta) -> None:
         if self._max_pending_bytes is None:
             return
-        self._pending_bytes += _size_bytes(delta)
         if self._prompt_logprob_copies:
             rows = delta.prompt_logprobs
             self._pending_bytes += self._prompt_logprob_copies * logprob_bytes(rows)
@@ -182,32 +191,39 @@ class Generation:
 
     def take(self) -> list[Gain]:
         """What is pending, merged to one gain per choice."""
-        pending, self._pending = self._pending, {}
-        self._pending_bytes = 0
+        taken, kept = self._pending, {}
         if self._needs_prompt_logprobs:
-            self._pending = {c: deltas for c, deltas in pending.items() if self._must_wait(c)}
-            pending = {c: deltas for c, deltas in pending.items() if c not in self._pending}
-        return [_merged(choice, deltas) for choice, deltas in pending.items()]
+            kept = {c: deltas for c, deltas in taken.items() if self._must_wait(c)}
+            taken = {c: deltas for c, deltas in taken.items() if c not in kept}
+        self._pending = kept
+        self._pending_bytes = sum(_size_bytes(d) for deltas in kept.values() for d in deltas)
+        return [_gain(choice, _merged(deltas)) for choice, deltas in taken.items()]
 
     def _must_wait(self, choice: int) -> bool:
         """Prompt logprobs come with choice 0; an echo of another choice waits for them."""
         return not self.prompts[choice // self.n].began
 
 
-def _merged(choice: int, deltas: list[Delta]) -> Gain:
+def _merged(deltas: list[Delta]) -> Delta:
     last = deltas[-1]
     if len(deltas) == 1:
-        return Gain(
-            choice, last.text, last.token_ids, last.logprobs, last.finish_reason, last.stop_reason
-        )
+        return last
     with_logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    return last._replace(
+        text="".join([delta.text for delta in deltas]),
+        token_ids=b"".join([delta.token_ids for delta in deltas]),
+        logprobs=[row for rows in with_logprobs for row in rows] if with_logprobs else None,
+    )
+
+
+def _gain(choice: int, delta: Delta) -> Gain:
     return Gain(
         choice,
-        "".join([delta.text for delta in deltas]),
-        b"".join([delta.token_ids for delta in deltas]),
-        [row for rows in with_logprobs for row in rows] if with_logprobs else None,
-        last.finish_reason,
-        last.stop_reason,
+        delta.text,
+        delta.token_ids,
+        delta.logprobs,
+        delta.finish_reason,
+        delta.stop_reason,
     )
 
 

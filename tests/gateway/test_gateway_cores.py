@@ -16,6 +16,7 @@ from pagemesh.gateway.auth import ApiKeys
 from pagemesh.gateway.directory import ModelDirectory
 from pagemesh.gateway.generation import Generation, logprob_bytes
 from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.openai.answer import MAX_WHOLE_BYTES
 from pagemesh.gateway.openai.body import MAX_DEPTH, check_plain
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import Seeds
@@ -75,6 +76,19 @@ def test_whenever_it_is_read_every_choice_gets_its_deltas_in_order(
     take()
     assert got == expected
     assert generation.completion_tokens == sum(len(ids) for _, _, _, ids in arrivals)
+
+
+def test_a_million_one_token_deltas_fit_into_a_whole_answer() -> None:
+    generation = Generation(1024, 1, max_pending_bytes=MAX_WHOLE_BYTES)
+    delta = Delta("r", 0, "ab", pack_ids([7]))
+    for prompt in range(1024):
+        for _ in range(1100):
+            generation.add(prompt, delta)
+    assert generation.pending_bytes < 1024 * (64 * 256 + 1100 * 6)
+    gains = generation.take()
+    assert [gain.choice for gain in gains] == list(range(1024))
+    assert {(gain.text, gain.token_ids) for gain in gains} == {("ab" * 1100, pack_ids([7] * 1100))}
+    assert generation.pending_bytes == 0
 
 
 @given(sizes=st.lists(st.integers(0, 2000), max_size=40))
