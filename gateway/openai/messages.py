@@ -8,6 +8,7 @@ from pagemesh.gateway.openai.body import MAX_VALUES, check_plain
 from pagemesh.shared.errors import RequestError
 
 MAX_MESSAGES: Final = 4096
+MAX_MESSAGE_FIELDS: Final = 64
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 KNOWN_FIELDS: Final = frozenset(
     {
@@ -35,6 +36,9 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         raise _bad("messages", "must hold at least one message")
     if len(messages) > MAX_MESSAGES:
         raise _bad("messages", f"must hold at most {MAX_MESSAGES} messages, got {len(messages)}")
+    n_fields = max(map(len, messages))
+    if n_fields > MAX_MESSAGE_FIELDS:
+        raise _bad("messages", f"may have {MAX_MESSAGE_FIELDS} fields each, got {n_fields}")
     left = MAX_VALUES
     for i, message in enumerate(messages):
         left = check_plain(message, f"messages[{i}]", left)

@@ -26,6 +26,7 @@ COMPLETIONS = "/v1/completions"
 MAX_LAG_S = 1.0
 
 MANY_IDS = b"[" + b",".join([b"0"] * 9_000_000) + b"]"
+MANY_FIELDS = b",".join(b'"%d":1' % i for i in range(130_000))
 MESSAGE = b'{"role":"user","content":"x"}'
 
 # (path, body, param, code, part of the message)
@@ -43,6 +44,13 @@ LARGE_BODIES = [
         "messages",
         "invalid_value",
         "at most 4096 messages, got 20000",
+    ),
+    (
+        CHAT,
+        b'{"messages":[{"role":"user",' + MANY_FIELDS + b',"content":"x"}]}',
+        "messages",
+        "invalid_value",
+        "may have 64 fields each, got 130002",
     ),
     (
         COMPLETIONS,
