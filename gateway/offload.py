@@ -25,4 +25,5 @@ class Offload:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """What was handed over is still done: somebody may wait for it."""
+        self._thread.shutdown(wait=False)

@@ -56,8 +56,8 @@ class Upstream:
         self._table: dict[str, Pending] = {}
         self._in_flight: Counter[str] = Counter()
         self._parked: dict[str, asyncio.TimerHandle] = {}
+        self._open_blocks = 0
         self._idle = asyncio.Event()
-        self._idle.set()
         self.draining = False
 
     # -- what handlers use ------------------------------------------------------------------------
@@ -72,15 +72,16 @@ class Upstream:
             raise not_ready("it is shutting down")
         now_s = asyncio.get_running_loop().time()
         entries: list[PendingGeneration] = []
-        try:
-            for index, generate in enumerate(generates):
-                metrics = self._metrics.requests.of(generate.model)
-                entries.append(PendingGeneration(generate, index, generation, metrics, now_s))
-                self._enter(entries[-1])
-            yield
-        finally:
-            for entry in entries:
-                self._abandon(entry)
+        with self._busy():
+            try:
+                for index, generate in enumerate(generates):
+                    metrics = self._metrics.requests.of(generate.model)
+                    entries.append(PendingGeneration(generate, index, generation, metrics, now_s))
+                    self._enter(entries[-1])
+                yield
+            finally:
+                for entry in entries:
+                    self._abandon(entry)
 
     async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """The answer to one question. Raises the RequestError it was refused with.
@@ -88,16 +89,30 @@ class Upstream:
         Whoever stops waiting cancels the question.
         """
         call = PendingCall(question)
-        self._enter(call)
-        try:
-            return await call.answer
-        finally:
-            self._abandon(call)
+        with self._busy():
+            self._enter(call)
+            try:
+                return await call.answer
+            finally:
+                self._abandon(call)
 
     async def drain(self) -> None:
-        """Take no new generations; return when the table is empty."""
+        """Take no new generations; return when every open one is answered, every question too."""
         self.draining = True
-        await self._idle.wait()
+        while self._open_blocks:
+            await self._idle.wait()
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """An answer is still worded, and read by its client, when the table is empty."""
+        self._open_blocks += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._open_blocks -= 1
+            if not self._open_blocks:
+                self._idle.set()
 
     def fail_all(self, error: RequestError) -> None:
         """End every request: the service stops."""
@@ -177,7 +192,6 @@ class Upstream:
 
     def _enter(self, entry: Pending) -> None:
         self._table[entry.request_id] = entry
-        self._idle.clear()
         self._place(entry)
 
     def _leave(self, entry: Pending) -> None:
@@ -186,8 +200,6 @@ class Upstream:
             return
         self._unpark(entry)
         self._unplace(entry)
-        if not self._table:
-            self._idle.set()
 
     def _abandon(self, entry: Pending) -> None:
         """Cancel what is still open."""

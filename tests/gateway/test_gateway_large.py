@@ -219,6 +219,21 @@ async def test_a_stream_overtakes_thousands_of_prompt_logprobs_that_are_being_wo
     assert text.count("-0.5") >= 2 * (len(prompt) - 1)
 
 
+async def test_draining_waits_for_an_answer_that_is_being_worded(gateway: Gateway) -> None:
+    body = {"prompt": "ab" * (MAX_MODEL_LEN // 4), "prompt_logprobs": 1}
+    async with held_thread(gateway):
+        large = asyncio.create_task(gateway.post(COMPLETIONS, body))
+        async with asyncio.timeout(10):
+            while 'finished_reason="length",model_name="tiny"} 1.0' not in await gateway.metrics():
+                pass
+        draining = asyncio.create_task(gateway.core.drain())
+        assert (await gateway.post("/tokenize", {"prompt": "a"}))[0] == 200
+        assert not draining.done()
+        gateway.core.backend.offload.close()
+    assert (await large)[0] == 200
+    await asyncio.wait_for(draining, 10)
+
+
 async def test_a_whole_answer_is_bounded(
     gateway: Gateway, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
