@@ -109,9 +109,11 @@ class LLMLoop:
 
     def _start_over(self) -> None:
         """New books and, with the next step, an empty batch: those at hand may be half written."""
-        self._engine.fail_all("the call was given up")
-        wait(self._out)
-        self._out.clear()
+        try:
+            self._engine.fail_all("the call was given up")
+            wait(self._out)
+        finally:
+            self._out.clear()
 
     def _audit(self) -> None:
         for finding in self._engine.audit():

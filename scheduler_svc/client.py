@@ -65,12 +65,15 @@ class Client:
         return tokens
 
     def fail_all(self, error: WireError) -> list[Request]:
-        """Say of every request that it failed, and forget them. Returns which they were."""
-        requests = list(self.requests.values())
+        """Say of every request that it failed. Returns which they were; `forget_all` is next."""
         self.failed += [(key, error) for key in self.requests]
+        return list(self.requests.values())
+
+    def forget_all(self) -> None:
+        """Without a look at what is forgotten, which may be half written."""
         self.requests.clear()
         self.leaders.clear()
-        return requests
+        self.tallies.clear()
 
     def add_prompt_logprobs(self, key: int, rows: PromptLogprobs, wanted_from: int) -> int:
         """Pass on the rows from position `wanted_from` on; return the next position wanted.

@@ -132,16 +132,26 @@ class Engine:
         return {owner: list(c.requests) for owner, c in self._clients.items() if c.requests}
 
     def fail_all(self, message: str) -> dict[str, Tokens]:
-        """End every request in failure and go on with new books and an empty batch."""
+        """End every request in failure and go on with new books and an empty batch.
+
+        The books at hand may be half written, so new ones are opened even if counting raises.
+        """
         error = WireError(500, "engine_failure", None, message)
         self.counters.failures += 1
-        for client in self._clients.values():
-            for request in client.fail_all(error):
+        try:
+            failed = [r for client in self._clients.values() for r in client.fail_all(error)]
+            for request in failed:
                 self._lifecycle.count_end(request, "error")
+        finally:
+            self._replace_books()
+        return self._lifecycle.take_frames(self.engine_id)
+
+    def _replace_books(self) -> None:
+        for client in self._clients.values():
+            client.forget_all()
         unheard = [*self._residents.running, *self._residents.gone]
         self._open_books(after_step=self._writer.step)
         self._residents.gone = unheard
-        return self._lifecycle.take_frames(self.engine_id)
 
     # -- steps -------------------------------------------------------------------------------------
 

@@ -39,8 +39,9 @@ class Lifecycle:
         """Queue a new request. Choices above 0 of a group wait for choice 0 to have their prompt
         computed, if it is about to; those behind them in the queue do not."""
         client = request.client
-        client.requests[request.key] = request
+        # The tally first: what is in `requests` has one, wherever an interrupt lands.
         client.tallies.setdefault(request.request_id, Tally(request.request_id)).begin()
+        client.requests[request.key] = request
         leader = client.leaders.get(request.group)
         if request.group and request.choice == 0:
             client.leaders[request.group] = request
@@ -92,9 +93,12 @@ class Lifecycle:
         self.count_end(request, reason)
 
     def count_end(self, request: Request, reason: str) -> None:
+        """Needs no sound books: a request without a tally is counted and not reported."""
         self._counters.finished[reason] += 1
         tallies = request.client.tallies
-        tally = tallies[request.request_id]
+        tally = tallies.get(request.request_id)
+        if tally is None:
+            return
         tally.end(request, reason)
         if tally.unended == 0:
             del tallies[request.request_id]

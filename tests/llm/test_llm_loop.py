@@ -101,6 +101,25 @@ def test_interrupt_while_waiting_leaves_it_usable(
     assert ids_of(llm.generate(["a", "b"], WARM)) == expected
 
 
+def test_second_interrupt_while_starting_over_leaves_it_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The books have steps out, and are thrown away without having been counted to the end."""
+    expected = ids_of(llm.generate(["a", "b"], WARM))
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pagemesh.llm_progress.Progress.note", interrupt)
+        patch.setattr(llm._loop._engine._lifecycle, "count_end", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b"], WARM)
+    assert state_of(llm) == (0, 0, 0.0)
+    assert not llm._loop._out
+    assert ids_of(llm.generate(["a", "b"], WARM)) == expected
+
+
 def test_worker_that_lost_its_batch_gets_it_again(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
