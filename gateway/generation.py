@@ -48,6 +48,10 @@ class PromptState:
     def n_tokens(self) -> int:
         return len(self.ids) // ID_BYTES
 
+    @property
+    def first_id(self) -> bytes:
+        return self.ids[:ID_BYTES]
+
 
 class Generation:
     """Choice `i` of prompt `p` has the number `p * n + i`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
-from pagemesh.gateway.generation import ID_BYTES, Gain, Generation, logprob_bytes
+from pagemesh.gateway.generation import Gain, Generation, logprob_bytes
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.fields import REFUSED
@@ -71,13 +70,15 @@ class CompletionAnswer:
         n_choices = len(job.prompts) * job.params.n
         self._to_echo = set(range(n_choices)) if job.want_prompt_text else set()
         self._logprobs = [CompletionLogprobs() for _ in range(n_choices)]
-        self._first_tokens: list[str] = []
+        self._first_tokens: dict[bytes, str] = {}
 
     async def prepare(self) -> None:
-        """The first prompt token has no logprob row, so its text must be asked for."""
+        """The first prompt token has no logprob row, so its text must be asked for: those of all
+        prompts at once, since each question may be refused when many wait."""
         if self._to_echo and self._job.params.logprobs is not None:
-            asked = [self._first_token(index) for index in range(len(self._job.prompts))]
-            self._first_tokens = await asyncio.gather(*asked)
+            first_ids = list({prompt.first_id for prompt in self._generation.prompts})
+            tokens = await self._tokens(b"".join(first_ids))
+            self._first_tokens = dict(zip(first_ids, tokens, strict=True))
 
     def whole(self, gains: list[Gain]) -> dict[str, Any]:
         scored = [prompt_logprobs(prompt.logprobs) for prompt in self._generation.prompts]
@@ -151,20 +152,19 @@ class CompletionAnswer:
             scored = [row for row in prompt.logprobs or [] if row is not None]
             logprobs = self._logprobs[gain.choice].piece(
                 [*scored, *(gain.logprobs or [])],
-                first_prompt_token=self._first_tokens[prompt_index],
+                first_prompt_token=self._first_tokens[prompt.first_id],
                 prompt_text=prompt_text,
             )
         return {"text": prompt_text + gain.text, "logprobs": logprobs}
 
-    async def _first_token(self, index: int) -> str:
-        first_id = self._generation.prompts[index].ids[:ID_BYTES]
+    async def _tokens(self, ids: bytes) -> list[str]:
         answer = await self._backend.upstream.ask(
             Tokenize(
-                request_id=f"{self._job.id}-first-{index}",
+                request_id=f"{self._job.id}-first",
                 model=self._job.served.card.names[0],
-                prompt=Prompt(token_ids=first_id, add_special_tokens=False),
+                prompt=Prompt(token_ids=ids, add_special_tokens=False),
                 want_token_strs=True,
             )
         )
         assert isinstance(answer, Tokenized)
-        return answer.token_strs[0] if answer.token_strs else ""
+        return answer.token_strs or []

@@ -138,6 +138,7 @@ class FakeTokenizer:
         self.asked: asyncio.Queue[Conversation] = asyncio.Queue()
         self.links: list[Link] = []
         self.talks: dict[str, Conversation] = {}
+        self.questions: list[Tokenize] = []
         self.mute_questions = False
         self.muted = asyncio.Event()
         self.withdrawn: asyncio.Queue[str] = asyncio.Queue()
@@ -176,6 +177,7 @@ class FakeTokenizer:
             case Tokenize() | Detokenize() if self.mute_questions:
                 self.muted.set()
             case Tokenize(request_id, _, prompt, want_strs):
+                self.questions.append(message)
                 ids = prompt_ids(prompt)
                 strs = [token_text(i) for i in ids] if want_strs else None
                 link.send(Tokenized(request_id, pack_ids(ids), strs, MAX_MODEL_LEN))

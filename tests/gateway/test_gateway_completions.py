@@ -127,6 +127,23 @@ async def test_scoring_a_prompt_generates_nothing(gateway: Gateway) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_one_question_asks_for_the_first_tokens_of_all_echoes(
+    gateway: Gateway, tokenizer: FakeTokenizer, streamed: bool
+) -> None:
+    prompts = ["ab", "cd", "ae", "cf", "b"]
+    fields = {"prompt": prompts, "echo": True, "logprobs": 1}
+    chunks = await stream(gateway, **fields) if streamed else [await complete(gateway, **fields)]
+    echoed: dict[int, list[str]] = {}
+    for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
+        echoed.setdefault(choice["index"], []).extend(choice["logprobs"]["tokens"])
+    assert [echoed[i][: len(prompt)] for i, prompt in enumerate(prompts)] == list(
+        map(list, prompts)
+    )
+    (question,) = tokenizer.questions
+    assert sorted(prompt_ids(question.prompt)) == [97, 98, 99]
+
+
 @pytest.mark.parametrize("echo", [False, True])
 async def test_streamed_logprobs_equal_the_whole(gateway: Gateway, echo: bool) -> None:
     fields = {"prompt": "Hi!", "echo": echo, "logprobs": 2}
