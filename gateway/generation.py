@@ -8,6 +8,7 @@ longer queue. What waits is bounded by `max_pending_bytes`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,6 +43,7 @@ class PromptState:
     accepted: bool = False
     cached_tokens: int = 0
     logprobs: list[TokenLogprob | None] | None = None
+    scored: bool = False
     began: bool = False
 
     @property
@@ -56,8 +58,10 @@ class PromptState:
 class Generation:
     """Choice `i` of prompt `p` has the number `p * n + i`.
 
-    Over `max_pending_bytes` everything pending is dropped, and `on_overflow` called once.
-    `prompt_logprob_copies` is how often the answer will repeat those of a prompt.
+    What waits to be taken is bounded by `max_pending_bytes`; with the prompts' logprobs, which stay
+    until released, it is bounded by `max_held_bytes`. Over a bound everything pending is dropped,
+    and `on_overflow` called once. `prompt_logprob_copies` is how often the answer holds those of a
+    prompt at the same time.
     """
 
     def __init__(
@@ -67,7 +71,8 @@ class Generation:
         *,
         needs_prompt_logprobs: bool = False,
         prompt_logprob_copies: int = 0,
-        max_pending_bytes: int | None = None,
+        max_pending_bytes: float = math.inf,
+        max_held_bytes: float = math.inf,
         on_overflow: Callable[[Generation], None] | None = None,
     ) -> None:
         self.prompts = [PromptState() for _ in range(n_prompts)]
@@ -81,7 +86,9 @@ class Generation:
         self._max_pending_bytes = max_pending_bytes
         self._on_overflow = on_overflow
         self._pending: dict[int, list[Delta]] = {}
+        self._max_held_bytes = max_held_bytes
         self._pending_bytes = 0
+        self._prompt_logprob_bytes = 0
         self._overflowed = False
         self._unfinished = n_prompts * n
         self._changed = False
@@ -108,7 +115,7 @@ class Generation:
         self._pending_bytes += _size_bytes(delta)
         if len(deltas) >= _COMPACT_AT_DELTAS:
             self._compact(deltas)
-        self._bound(delta)
+        self._bound()
         self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -126,20 +133,20 @@ class Generation:
         if not prompt.began:
             prompt.began = True
             prompt.cached_tokens = delta.cached_tokens
-        if prompt.logprobs is None:
-            prompt.logprobs = delta.prompt_logprobs
+        if delta.prompt_logprobs is not None and not prompt.scored:
+            # Another attempt may bring them again, when these are released already.
+            prompt.scored, prompt.logprobs = True, delta.prompt_logprobs
+            self._prompt_logprob_bytes += self._size_of_prompt_logprobs(prompt)
+
+    def _size_of_prompt_logprobs(self, prompt: PromptState) -> int:
+        return self._prompt_logprob_copies * logprob_bytes(prompt.logprobs)
 
     def _compact(self, deltas: list[Delta]) -> None:
         self._pending_bytes -= _DELTA_OVERHEAD_BYTES * (len(deltas) - 1)
         deltas[:] = [_merged(deltas)]
 
-    def _bound(self, delta: Delta) -> None:
-        if self._max_pending_bytes is None:
-            return
-        if self._prompt_logprob_copies:
-            rows = delta.prompt_logprobs
-            self._pending_bytes += self._prompt_logprob_copies * logprob_bytes(rows)
-        if self._pending_bytes > self._max_pending_bytes:
+    def _bound(self) -> None:
+        if self._pending_bytes > self._max_pending_bytes or self.held_bytes > self._max_held_bytes:
             self._overflowed = True
             self._pending.clear()
             if self._on_overflow is not None:
@@ -153,9 +160,9 @@ class Generation:
     # -- read by the handler ----------------------------------------------------------------------
 
     @property
-    def pending_bytes(self) -> int:
-        """About what waits to be taken."""
-        return self._pending_bytes
+    def held_bytes(self) -> int:
+        """About what waits to be taken, and the prompts' logprobs."""
+        return self._pending_bytes + self._prompt_logprob_bytes
 
     @property
     def accepted(self) -> bool:
@@ -194,7 +201,9 @@ class Generation:
             await self.changed()
 
     def take(self) -> list[Gain]:
-        """What is pending, merged to one gain per choice."""
+        """What is pending, merged to one gain per choice. Raises the error that ended it."""
+        if self.error is not None:
+            raise self.error
         taken, kept = self._pending, {}
         if self._needs_prompt_logprobs:
             kept = {c: deltas for c, deltas in taken.items() if self._must_wait(c)}
@@ -202,6 +211,12 @@ class Generation:
         self._pending = kept
         self._pending_bytes = sum(_size_bytes(d) for deltas in kept.values() for d in deltas)
         return [_gain(choice, _merged(deltas)) for choice, deltas in taken.items()]
+
+    def release_prompt_logprobs(self, prompt_index: int) -> None:
+        """Nobody reads them any more."""
+        prompt = self.prompts[prompt_index]
+        self._prompt_logprob_bytes -= self._size_of_prompt_logprobs(prompt)
+        prompt.logprobs = None
 
     def _must_wait(self, choice: int) -> bool:
         """Prompt logprobs come with choice 0; an echo of another choice waits for them."""

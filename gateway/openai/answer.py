@@ -27,7 +27,8 @@ from pagemesh.shared.wire import Generate, Prompt
 
 # A client that reads nothing while this much gathers is given up.
 MAX_PENDING_BYTES: Final = 4 * 2**20
-# An answer that is not streamed must gather until it is whole.
+# An answer that is not streamed must gather until it is whole; a stream holds prompt logprobs until
+# their last echo.
 MAX_WHOLE_BYTES: Final = 256 * 2**20
 
 log = structlog.get_logger(__name__)
@@ -65,15 +66,17 @@ class Job:
         )
 
     def generation(self, on_overflow: Callable[[Generation], None]) -> Generation:
-        """A stream words prompt logprobs at once; whole completions repeat them in each choice."""
+        """Whole completions repeat the prompt's logprobs in each choice; streams word one choice
+        after the other."""
         streamed = bool(self.body.stream)
         copies = self.params.n if isinstance(self.body, CompletionRequest) else 1
         return Generation(
             len(self.prompts),
             self.params.n,
             needs_prompt_logprobs=self.params.prompt_logprobs is not None,
-            prompt_logprob_copies=0 if streamed else copies,
+            prompt_logprob_copies=1 if streamed else copies,
             max_pending_bytes=MAX_PENDING_BYTES if streamed else MAX_WHOLE_BYTES,
+            max_held_bytes=MAX_WHOLE_BYTES,
             on_overflow=on_overflow,
         )
 
@@ -114,21 +117,21 @@ async def respond(
 async def _whole(backend: Backend, generation: Generation, answer: Answer) -> bytes:
     await generation.completed()
     await answer.prepare()
-    size_bytes, gains = generation.pending_bytes, sorted(generation.take())
+    size_bytes, gains = generation.held_bytes, sorted(generation.take())
     return await backend.offload.run(size_bytes, lambda: encode_json(answer.whole(gains)))
 
 
 def _overflowed(backend: Backend, request: web.Request, job: Job, generation: Generation) -> None:
-    if job.body.stream:
-        _give_up(backend, request, job)
-    else:
+    if generation.held_bytes > MAX_WHOLE_BYTES:
         generation.fail(_too_large())
+    else:
+        _give_up(backend, request, job)
 
 
 def _too_large() -> RequestError:
     return RequestError(
         f"The answer grew over {MAX_WHOLE_BYTES >> 20} MiB, more than is kept for one request. "
-        "Stream it, or ask for fewer choices, tokens or logprobs.",
+        "Stream it, or ask for fewer prompts, choices, tokens or logprobs.",
         code="answer_too_large",
     )
 

@@ -106,13 +106,14 @@ class CompletionAnswer:
         return b""
 
     async def gain(self, gain: Gain) -> bytes:
-        return await self._backend.offload.run(self._echo_bytes(gain), self._event, gain)
-
-    def _echo_bytes(self, gain: Gain) -> int:
-        """The prompt's logprobs, if this gain begins with them: not bounded as a stream's are."""
         if gain.choice not in self._to_echo:
-            return 0
-        return logprob_bytes(self._generation.prompts[gain.choice // self._job.params.n].logprobs)
+            return self._event(gain)
+        index, n = gain.choice // self._job.params.n, self._job.params.n
+        size_bytes = logprob_bytes(self._generation.prompts[index].logprobs)
+        event = await self._backend.offload.run(size_bytes, self._event, gain)
+        if self._to_echo.isdisjoint(range(index * n, index * n + n)):
+            self._generation.release_prompt_logprobs(index)
+        return event
 
     def _event(self, gain: Gain) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""

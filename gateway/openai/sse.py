@@ -18,6 +18,8 @@ from pagemesh.shared.errors import RequestError
 
 PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
+# An echo with logprobs can be many megabytes per choice; they are not gathered.
+WRITE_BYTES: Final = 2**20
 
 log = structlog.get_logger(__name__)
 
@@ -87,16 +89,21 @@ async def _first_sign(generation: Generation) -> None:
 
 
 async def _pump(response: web.StreamResponse, generation: Generation, chunks: Chunks) -> None:
-    """One write per wake-up, whatever has gathered until then."""
+    """One write per wake-up, whatever has gathered until then, unless that is much."""
     loop = asyncio.get_running_loop()
-    pieces = [await chunks.opening()]
+    data = bytearray(await chunks.opening())
     while True:
         # Before the awaits: what comes meanwhile is the next turn's.
         gains, finished = generation.take(), generation.done
-        pieces += [await chunks.gain(gain) for gain in gains]
+        for gain in gains:
+            data += await chunks.gain(gain)
+            if len(data) > WRITE_BYTES:
+                await response.write(data)
+                data = bytearray()
         if finished:
-            pieces += [chunks.closing(), DONE]
-        data = b"".join(pieces) or (PING if generation.nudged else b"")
+            data += chunks.closing() + DONE
+        if not data and generation.nudged:
+            data += PING
         generation.nudged = False
         if data:
             generation.nudge_at_s = loop.time() + KEEP_ALIVE_S
@@ -104,7 +111,7 @@ async def _pump(response: web.StreamResponse, generation: Generation, chunks: Ch
         if finished:
             return
         await generation.changed()
-        pieces = []
+        data = bytearray()
 
 
 async def _end_with(response: web.StreamResponse, error: RequestError, request_id: str) -> None:

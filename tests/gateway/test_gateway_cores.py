@@ -84,11 +84,11 @@ def test_a_million_one_token_deltas_fit_into_a_whole_answer() -> None:
     for prompt in range(1024):
         for _ in range(1100):
             generation.add(prompt, delta)
-    assert generation.pending_bytes < 1024 * (64 * 256 + 1100 * 6)
+    assert generation.held_bytes < 1024 * (64 * 256 + 1100 * 6)
     gains = generation.take()
     assert [gain.choice for gain in gains] == list(range(1024))
     assert {(gain.text, gain.token_ids) for gain in gains} == {("ab" * 1100, pack_ids([7] * 1100))}
-    assert generation.pending_bytes == 0
+    assert generation.held_bytes == 0
 
 
 @given(sizes=st.lists(st.integers(0, 2000), max_size=40))
@@ -111,9 +111,19 @@ def test_prompt_logprobs_count_as_often_as_they_are_repeated(rows: int, copies: 
     scored = [None, *[row("x", b"x", -1.0, ("y", -2.0))] * rows]
     generation = Generation(1, 1, prompt_logprob_copies=copies, max_pending_bytes=2**30)
     generation.add(0, Delta("r", 0, "", b""))
-    before_bytes = generation.pending_bytes
+    before_bytes = generation.held_bytes
     generation.add(0, Delta("r", 0, "", b"", prompt_logprobs=scored))
-    assert generation.pending_bytes == 2 * before_bytes + copies * logprob_bytes(scored)
+    assert generation.held_bytes == 2 * before_bytes + copies * logprob_bytes(scored)
+
+
+def test_released_prompt_logprobs_are_held_no_more_and_do_not_come_back() -> None:
+    scored = [None, row("x", b"x", -1.0)]
+    generation = Generation(1, 1, prompt_logprob_copies=1)
+    for _ in range(2):
+        generation.add(0, Delta("r", 0, "", b"", prompt_logprobs=scored))
+        generation.take()
+        generation.release_prompt_logprobs(0)
+        assert (generation.prompts[0].logprobs, generation.held_bytes) == (None, 0)
 
 
 async def test_an_echo_of_any_choice_waits_for_the_prompts_logprobs() -> None:

@@ -11,7 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from gateway_fakes import MAX_MODEL_LEN, Conversation, FakeTokenizer, Gateway, read_events
+from gateway_fakes import (
+    MAX_MODEL_LEN,
+    Conversation,
+    FakeTokenizer,
+    Gateway,
+    read_events,
+    say_hello,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -255,6 +262,34 @@ async def test_a_whole_answer_is_bounded(
         for talk in talks:
             await talk.cancelled.wait()
     assert len(talks) == 2
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+async def test_prompt_logprobs_of_a_stream_are_bounded_until_they_are_echoed(
+    gateway: Gateway, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, in_turn: bool
+) -> None:
+    """Two of the four prompts have more of them than is held."""
+    monkeypatch.setattr(answer, "MAX_WHOLE_BYTES", 2**20)
+    echoed = [asyncio.Event() for _ in range(4)]
+
+    async def wait_for_the_one_before(talk: Conversation) -> None:
+        index = int(talk.generate.request_id.rpartition("-")[2])
+        talk.accept()
+        if in_turn and index:
+            await echoed[index - 1].wait()
+        await say_hello(talk)
+
+    tokenizer.script = wait_for_the_one_before
+    body = {"prompt": ["ab" * 700] * 4, "n": 2, "echo": True, "logprobs": 1, "stream": True}
+    async with gateway.session.post(gateway.url + COMPLETIONS, json=body) as response:
+        text = ""
+        async for piece in response.content.iter_any():
+            text += piece.decode()
+            for index, event in enumerate(echoed):
+                if all(f'"index":{2 * index + i},' in text for i in range(2)):
+                    event.set()
+    assert ("answer_too_large" in text) is not in_turn
+    assert (text.count('"finish_reason":"length"') == 8) is in_turn
 
 
 @pytest.mark.parametrize(
