@@ -18,7 +18,7 @@ MAX_FIELDS: Final = 1024
 MAX_STRINGS: Final = 2**18
 # Values within the messages, or the template options, of one request.
 MAX_VALUES: Final = 2**17
-_FLAT_IDS: Final = re.compile(rb"\s*\[\s*-?\d")
+_IDS: Final = re.compile(rb"[\s\[]+-?\d")
 _PATH: Final = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"^Object missing required field `(?P<name>[^`]+)`")
 _RAW_OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -47,17 +47,20 @@ def check_structure(body: bytes) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IdLimit:
-    """How many token ids `field` may list. `check(limit, count)` raises when that is too many."""
+    """How many token ids a list of `field` may hold. `check(limit, n_lists, longest)` raises when
+    those are too many lists, or the longest has too many ids."""
 
     field: str
     limit: int
-    check: Callable[[int, int], None]
+    check: Callable[[int, int, int], None]
 
     def check_raw(self, raw: msgspec.Raw) -> None:
         """Count before decoding: a list of ids too long is not worth a Python integer for each."""
         body = bytes(raw)
-        if _FLAT_IDS.match(body):
-            self.check(self.limit, body.count(b",") + 1)
+        if _IDS.match(body):
+            lists = [part.rpartition(b"[")[2] for part in body.split(b"]")]
+            longest = max(ids.count(b",") + 1 for ids in lists)
+            self.check(self.limit, max(body.count(b"[") - 1, 1), longest)
 
 
 class BodyDecoder(Generic[T]):

@@ -16,7 +16,7 @@ from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.fields import REFUSED
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import completion_params
-from pagemesh.gateway.openai.prompts import check_choices, check_context, completion_prompts
+from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, completion_prompts
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.wire import Prompt, Tokenize, Tokenized
@@ -40,7 +40,7 @@ class CompletionsEndpoint:
     def _id_limit(self) -> IdLimit | None:
         """The longest context there is; the model's own is checked once its name is known."""
         longest_tokens = self._backend.directory.longest_context_tokens
-        return None if longest_tokens is None else IdLimit("prompt", longest_tokens, check_context)
+        return None if longest_tokens is None else IdLimit("prompt", longest_tokens, check_id_lists)
 
 
 def _job(body: CompletionRequest, served: ServedModel) -> Job:

@@ -17,8 +17,7 @@ def completion_prompts(
 ) -> list[Prompt]:
     """One Prompt each. Raises RequestError (400) for empty, mixed or out-of-vocabulary prompts."""
     prompts = _split(value)
-    if len(prompts) > MAX_PROMPTS:
-        raise _bad(f"must hold at most {MAX_PROMPTS} prompts, got {len(prompts)}")
+    _check_count(len(prompts))
     return [_prompt(prompt, card, add_special_tokens) for prompt in prompts]
 
 
@@ -43,6 +42,17 @@ def _prompt(prompt: str | list[int], card: ModelCard, add_special_tokens: bool) 
     check_context(card.max_model_len, len(prompt))
     check_vocabulary(prompt, card, "prompt")
     return Prompt(token_ids=pack_ids(prompt), add_special_tokens=False)
+
+
+def check_id_lists(limit_tokens: int, n_prompts: int, longest_tokens: int) -> None:
+    """Raises RequestError (400) for more prompts of ids, or longer ones, than are taken."""
+    _check_count(n_prompts)
+    check_context(limit_tokens, longest_tokens)
+
+
+def _check_count(n_prompts: int) -> None:
+    if n_prompts > MAX_PROMPTS:
+        raise _bad(f"must hold at most {MAX_PROMPTS} prompts, got {n_prompts}")
 
 
 def check_context(limit_tokens: int, n_tokens: int) -> None:

@@ -76,7 +76,7 @@ class TokenizeEndpoint:
         return IdLimit("tokens", max(longest_tokens, MIN_DETOKENIZE_LIMIT_TOKENS), _check_count)
 
 
-def _check_count(limit: int, count: int) -> None:
+def _check_count(limit: int, _: int, count: int) -> None:
     if count > limit:
         raise bad("tokens", f"must hold at most {limit} token ids, got {count}")
 

@@ -67,6 +67,20 @@ LARGE_BODIES = [
         f"maximum context length is {MAX_MODEL_LEN} tokens, but the prompt alone has 9000000",
     ),
     (
+        COMPLETIONS,
+        b'{"prompt":[[1],' + MANY_IDS + b",[2]]}",
+        "prompt",
+        "context_length_exceeded",
+        f"maximum context length is {MAX_MODEL_LEN} tokens, but the prompt alone has 9000000",
+    ),
+    (
+        COMPLETIONS,
+        b'{"prompt":[' + b",".join([b"[" + b"7," * 200 + b"7]"] * 10_000) + b"]}",
+        "prompt",
+        "invalid_value",
+        "at most 512 prompts, got 10000",
+    ),
+    (
         "/detokenize",
         b'{"tokens":' + MANY_IDS + b"}",
         "tokens",
