@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from worker_harness import GREEDY, alone, tiny_runner
-from worker_service_harness import PROMPT, Gate, Worker, driver
+from worker_service_harness import PROMPT, Worker, driver, gated
 
 from pagemesh.shared.wire import NeedSnapshot, Step, StepResult
 from pagemesh.worker_svc.models.decoder import Decoder
@@ -103,14 +103,7 @@ async def test_a_gap_is_answered_once_and_mended_by_a_snapshot(
 async def test_a_scheduler_that_sends_without_end_loses_its_link(
     start: Callable, decoder: Decoder
 ) -> None:
-    gate = Gate(decoder)
-    async with (
-        start(lambda _settings, _report: tiny_runner(gate)) as worker,
-        worker.scheduler() as scheduler,
-    ):
-        await scheduler.engines()
-        books = driver()
-        books.enter(0, PROMPT)
+    async with gated(start, decoder) as (gate, worker, scheduler, books):
         for work in ({0: 4}, *({} for _ in range(MAX_QUEUED_STEPS))):
             scheduler.link.send(books.plan(work))
         assert await scheduler.ended()

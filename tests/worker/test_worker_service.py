@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import structlog
 from worker_harness import GREEDY, alone, tiny_runner
-from worker_service_harness import PROMPT, Books, Gate, Worker, driver
+from worker_service_harness import PROMPT, Books, Worker, driver, gated
 
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.settings import Settings
@@ -75,14 +75,7 @@ async def test_a_model_that_cannot_load_ends_the_process_with_its_sentence(
 async def test_health_answers_while_a_step_computes(
     start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(decoder)
-    async with (
-        start(lambda _settings, _report: tiny_runner(gate)) as worker,
-        worker.scheduler() as scheduler,
-    ):
-        await scheduler.engines()
-        books = driver()
-        books.enter(0, PROMPT)
+    async with gated(start, decoder) as (gate, worker, scheduler, books):
         scheduler.link.send(books.plan({0: 4}))
         assert await asyncio.to_thread(gate.reached.wait, 30)
         assert (await worker.get("/health"))[0] == 200
@@ -110,14 +103,7 @@ async def test_a_step_that_hangs_is_reported_with_what_it_does(
         raise structlog.DropEvent
 
     monkeypatch.setattr(service_module, "log", structlog.wrap_logger(None, processors=[note]))
-    gate = Gate(decoder)
-    async with (
-        start(lambda _settings, _report: tiny_runner(gate)) as worker,
-        worker.scheduler() as scheduler,
-    ):
-        await scheduler.engines()
-        books = driver()
-        books.enter(0, PROMPT)
+    async with gated(start, decoder) as (gate, _, scheduler, books):
         scheduler.link.send(books.plan({0: 4}))
         await reported.wait()
         gate.open.set()

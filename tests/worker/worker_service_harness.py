@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import aiohttp
 from torch import Tensor
-from worker_harness import Driver
+from worker_harness import Driver, tiny_runner
 
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.shared.link import Link, dial
@@ -104,3 +104,24 @@ class Books:
 def driver(epoch: int = 1) -> Driver:
     """Keeps the books only; its steps go over a link."""
     return Driver(Books(), epoch=epoch)
+
+
+class Gated(NamedTuple):
+    """A worker whose model waits at `gate`, its scheduler, and books in which PROMPT entered."""
+
+    gate: Gate
+    worker: Worker
+    scheduler: Scheduler
+    books: Driver
+
+
+@asynccontextmanager
+async def gated(start: Callable, decoder: Decoder) -> AsyncIterator[Gated]:
+    gate, books = Gate(decoder), driver()
+    async with (
+        start(lambda _settings, _report: tiny_runner(gate)) as worker,
+        worker.scheduler() as scheduler,
+    ):
+        await scheduler.engines()
+        books.enter(0, PROMPT)
+        yield Gated(gate, worker, scheduler, books)
