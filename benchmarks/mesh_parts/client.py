@@ -1,0 +1,144 @@
+"""A client process that counts events: python -m mesh_parts.client '{"url": …}'. See `Load`.
+
+It prints one JSON object, a `Counts`. Two ways to read: `raw` looks for the ends of events in what
+the socket brings, the least a client can do; `aiohttp` reads as applications do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from array import array
+from typing import Final, Literal, cast
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import uvloop
+
+END: Final = b"\n\n"
+PROMPT: Final = "Once upon a time there was a mesh of"
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """`streams` requests at once, each for `tokens` tokens."""
+
+    url: str
+    streams: int
+    tokens: int
+    reader: Literal["raw", "aiohttp"] = "raw"
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(
+            {"prompt": PROMPT, "max_tokens": self.tokens, "ignore_eos": True, "stream": True}
+        )
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """What came. `events` are those with text; times are seconds of CLOCK_MONOTONIC. `event_s` are
+    the times of all events but the last, of a single stream only."""
+
+    events: int
+    first_s: float
+    last_s: float
+    cpu_s: float
+    event_s: list[float] = []
+
+
+class Stream:
+    """Events of one answer, in bytes that are cut anywhere. A JSON text has no bare newline."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.times_s = array("d")
+        self.status = b""
+        self._last = b""
+
+    def feed(self, data: bytes) -> None:
+        if not self.status:
+            self.status = data[:12]
+        before = self.events
+        self.events += data.count(END) + (self._last == b"\n" and data.startswith(b"\n"))
+        self._last = data[-1:]
+        self.times_s.extend([time.monotonic()] * (self.events - before))
+
+    @property
+    def text_events(self) -> int:
+        """All but the last, which says that the stream is done."""
+        return self.events - 1
+
+
+class RawReader(asyncio.Protocol):
+    """One request on a connection of its own, which the server closes after the answer."""
+
+    def __init__(self, request: bytes, stream: Stream, done: asyncio.Future[None]) -> None:
+        self._request, self._stream, self._done = request, stream, done
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._stream.feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(exc)
+
+
+async def read_raw(load: Load, stream: Stream) -> None:
+    address, body = urlsplit(load.url), load.body()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    await loop.create_connection(
+        lambda: RawReader(head.encode() + body, stream, done), address.hostname, address.port
+    )
+    await done
+
+
+async def read_with_aiohttp(load: Load, stream: Stream, session: aiohttp.ClientSession) -> None:
+    headers = {"Content-Type": "application/json"}
+    url = f"{load.url}/v1/completions"
+    async with session.post(url, data=load.body(), headers=headers) as answer:
+        stream.status = f"HTTP/1.1 {answer.status}".encode()
+        async for data in answer.content.iter_any():
+            stream.feed(data)
+
+
+async def run(load: Load) -> Counts:
+    streams = [Stream() for _ in range(load.streams)]
+    timeout = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        if load.reader == "raw":
+            reading = [read_raw(load, stream) for stream in streams]
+        else:
+            reading = [read_with_aiohttp(load, stream, session) for stream in streams]
+        await asyncio.gather(*reading)
+    for stream in streams:
+        assert stream.status.endswith(b"200"), stream.status
+    return Counts(
+        events=sum(stream.text_events for stream in streams),
+        first_s=min(stream.times_s[0] for stream in streams),
+        last_s=max(stream.times_s[-1] for stream in streams),
+        cpu_s=time.process_time(),
+        event_s=list(streams[0].times_s[:-1]) if load.streams == 1 else [],
+    )
+
+
+def main() -> None:
+    load = msgspec.json.decode(sys.argv[1], type=Load)
+    started_s = time.process_time()
+    counts: Counts = uvloop.run(run(load))
+    counts.cpu_s -= started_s
+    print(msgspec.json.encode(counts).decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What the mesh costs a token: real gateway, tokenizer and scheduler processes, a scripted worker.
+
+    python benchmarks/mesh_scripted.py single [--busy]       one stream, a step takes 5 ms
+    python benchmarks/mesh_scripted.py streams               256 streams at several rates of tokens
+
+`single` follows each token through the processes. `streams` lets the worker make tokens at each
+`--rate` (0: as fast as it can) and prints what arrived, in how many events, and the CPU time of
+each process per token. Run `pagemesh prepare` once before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from mesh_parts.client import Counts, Load
+from mesh_parts.hops import Way, read_way
+from mesh_parts.mesh import python_path, running_mesh
+
+DEFAULT_RATES: Final = (20_000, 40_000, 60_000, 80_000, 100_000, 0)
+_BUSY_LOOP: Final = (sys.executable, "-c", "while True: pass")
+
+
+async def count(load: Load) -> Counts:
+    """Run a client process. Raises RuntimeError when it fails."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "mesh_parts.client", msgspec.json.encode(load).decode()),
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdout=subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError("the client failed")
+    return msgspec.json.decode(output, type=Counts)
+
+
+@contextmanager
+def busy_cores(n: int) -> Iterator[None]:
+    """`n` processes that compute without end."""
+    neighbours = [subprocess.Popen(_BUSY_LOOP) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+
+
+async def follow(args: argparse.Namespace) -> Way:
+    with tempfile.TemporaryDirectory() as name:
+        trace = Path(name)
+        async with running_mesh(args.step_ms / 1e3, 1, trace) as mesh:
+            load = Load(url=mesh.url, streams=1, tokens=args.tokens, reader=args.reader)
+            with busy_cores(os.cpu_count() or 1 if args.busy else 0):
+                counts = await count(load)
+        return read_way(trace, counts.event_s)
+
+
+def run_single(args: argparse.Namespace) -> None:
+    way = asyncio.run(follow(args))
+    print(f"one stream, steps of {args.step_ms:g} ms{', every core busy' * args.busy}")
+    print(f"the mesh adds {way.added_on_average():.3f} ms a token (TPOT less the step)")
+    print(f"{'milliseconds':58}     p50     p99")
+    for name, spread in way.hops().items():
+        print(f"  {name:56} {spread}")
+    print(f"{'end of the step to the client':58} {way.whole()}")
+    print(f"{'pause of the worker between two steps':58} {way.pauses()}")
+    print(f"{'time between two tokens less the step':58} {way.added()}")
+
+
+async def measure(args: argparse.Namespace, rate: int) -> None:
+    """One line: what came through when the worker makes `rate` tokens a second."""
+    step_s = args.streams / rate if rate else 0.0
+    async with running_mesh(step_s, args.streams, None) as mesh:
+        load = Load(url=mesh.url, streams=args.streams, tokens=args.tokens, reader=args.reader)
+        before_s = mesh.cpu_s()
+        counts = await count(load)
+        after_s = mesh.cpu_s()
+    n_tokens = args.streams * args.tokens
+    cpu_us = {name: (after_s[name] - before_s[name]) / n_tokens * 1e6 for name in after_s}
+    cpu_us["client"] = counts.cpu_s / n_tokens * 1e6
+    shares = "  ".join(f"{name} {us:.2f}" for name, us in cpu_us.items())
+    print(
+        f"{rate or 'no':>8} limit: {n_tokens / (counts.last_s - counts.first_s):8.0f} tokens/s, "
+        f"{counts.events / n_tokens:.3f} events a token; CPU µs a token: {shares}, "
+        f"together {sum(cpu_us.values()):.2f}",
+        flush=True,
+    )
+
+
+def run_streams(args: argparse.Namespace) -> None:
+    print(f"{args.streams} streams of {args.tokens} tokens, {args.reader} client")
+    for rate in args.rates:
+        asyncio.run(measure(args, rate))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    modes = parser.add_subparsers(dest="mode", required=True)
+    single = modes.add_parser("single", help="one stream, hop by hop")
+    single.add_argument("--step-ms", type=float, default=5.0)
+    single.add_argument("--tokens", type=int, default=1000)
+    single.add_argument("--busy", action="store_true", help="beside a busy loop on every core")
+    single.set_defaults(run=run_single)
+    streams = modes.add_parser("streams", help="many streams, by rate")
+    streams.add_argument("--streams", type=int, default=256)
+    streams.add_argument("--tokens", type=int, default=1000)
+    streams.add_argument("--rates", type=int, nargs="+", default=list(DEFAULT_RATES))
+    streams.set_defaults(run=run_streams)
+    for mode in (single, streams):
+        mode.add_argument("--reader", choices=("raw", "aiohttp"), default="raw")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
