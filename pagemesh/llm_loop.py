@@ -75,7 +75,7 @@ class LLMLoop:
 
     def _feed(self, queue: deque[Submit]) -> None:
         """Keep the engine's waiting queue short, however many prompts there are."""
-        while queue and self._engine.stats().waiting < self._max_waiting:
+        while queue and self._engine.n_waiting < self._max_waiting:
             self._engine.submit(_OWNER, queue.popleft(), time.monotonic())
 
     def _launch(self) -> None:

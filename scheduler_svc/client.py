@@ -8,6 +8,7 @@ from pagemesh.shared.wire import (
     Ended,
     LogprobRow,
     PromptLogprobs,
+    Started,
     Tokens,
     WireError,
     pack_ids,
@@ -96,11 +97,18 @@ class Client:
         )
         return rows.start + n_rows
 
+    def tell_start(self, request: Request, now_s: float) -> None:
+        """Its first token is about to be added."""
+        request.start_told = True
+        queue_s = request.scheduled_s - request.queued_s
+        prefill_s = now_s - request.scheduled_s
+        self.started.append(Started(request.key, request.cached_tokens or 0, queue_s, prefill_s))
+
     def _clear(self) -> None:
         self.keys: list[int] = []
         self.ids: list[int] = []
         self.ended: list[Ended] = []
-        self.started: list[tuple[int, int]] = []
+        self.started: list[Started] = []
         self.logprobs: list[LogprobRow] = []
         self.prompt_logprobs: list[PromptLogprobs] = []
         self.failed: list[tuple[int, WireError]] = []

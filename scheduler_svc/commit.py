@@ -30,7 +30,9 @@ class StepWriter:
         self._cache = cache
         self._epoch = epoch
 
-    def write(self, schedule: Schedule, sealed: list[tuple[int, bytes]]) -> tuple[Step, InFlight]:
+    def write(
+        self, schedule: Schedule, sealed: list[tuple[int, bytes]], now_s: float
+    ) -> tuple[Step, InFlight]:
         """Commit `schedule` (victims are out already) and return its frame and its record."""
         self.step += 1
         base = self.step - 1
@@ -39,7 +41,7 @@ class StepWriter:
         copies = self._admit(schedule.admissions)
         cont = self._grow(schedule.rows.growing)
         new = self._new_rows(schedule.admissions)
-        flight = self._advance(schedule)
+        flight = self._advance(schedule, now_s)
         step = Step(
             epoch=self._epoch,
             step=self.step,
@@ -87,7 +89,7 @@ class StepWriter:
             entering = self._residents.running.values()
         return [_new_row(request) for request in entering]
 
-    def _advance(self, schedule: Schedule) -> InFlight:
+    def _advance(self, schedule: Schedule, now_s: float) -> InFlight:
         """Rows of one token first. A row that catches up gets a token on the worker."""
         rows = list(schedule.rows.decodes)
         for request in rows:
@@ -97,15 +99,18 @@ class StepWriter:
         samples = [True] * len(rows)
         prefills = [*schedule.rows.chunks, *((a.request, a.n_tokens) for a in schedule.admissions)]
         prefills.sort(key=lambda row: row[1] > 1)
+        starts = []
         for request, n in prefills:
             request.computed += n
             caught_up = request.computed == request.length
             request.length += caught_up
+            if caught_up:
+                starts.append(request)
             rows.append(request)
             n_tokens.append(n)
             samples.append(caught_up)
         incarnations = [request.incarnation for request in rows]
-        return InFlight(self.step, rows, incarnations, n_tokens, samples)
+        return InFlight(self.step, rows, incarnations, n_tokens, samples, starts, now_s)
 
 
 def _new_row(request: Request) -> NewRow:

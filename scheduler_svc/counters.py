@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from pagemesh.shared.step_stats import StepObservations
+
 FINISH_REASONS: Final = ("stop", "length", "abort", "error")
 
 
@@ -13,6 +15,8 @@ class EngineCounters:
     preemption, which would flatter the hit rate."""
 
     def __init__(self) -> None:
+        self.received = 0
+        """Each of them runs, waits, or is in `finished`."""
         self.preemptions = 0
         self.preempted_tokens = 0
         self.prefix_query_tokens = 0
@@ -24,6 +28,7 @@ class EngineCounters:
         self.audit_findings = 0
         self.failures = 0
         """Times the engine gave up all its requests over an invariant."""
+        self.steps = StepObservations()
 
     def count_lookup(self, n_tokens: int, n_hit: int, *, readmitted: bool) -> None:
         if readmitted:

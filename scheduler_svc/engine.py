@@ -23,7 +23,7 @@ from pagemesh.scheduler_svc.intake import Intake
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
 from pagemesh.scheduler_svc.planning import Admission, Limits, Schedule, plan_step
 from pagemesh.scheduler_svc.prefix import PrefixCache
-from pagemesh.scheduler_svc.request import Request
+from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.scheduler_svc.results import ResultReader
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
@@ -101,7 +101,8 @@ class Engine:
     def submit(self, owner: str, submit: Submit, now_s: float) -> None:
         """Queue one choice of one request.
 
-        `now_s` stands in for an arrival the sender did not give, so it is on that clock.
+        `now_s` is on the clock of `plan` and `apply`; it stands in for an arrival the sender did
+        not give.
         Raises RequestError: 400 when it can never be served, 429 when too many wait already.
         """
         client = self._clients.setdefault(owner, Client())
@@ -112,6 +113,7 @@ class Engine:
             raise RequestError(message, status=429, code="engine_overloaded")
         self._cache.extend_hashes(request)
         self._lifecycle.enter(request)
+        self.counters.received += 1
 
     def end(self, owner: str, keys: Iterable[int], reason: str, now_s: float) -> None:
         """The owner needs no more tokens: "stop" (its stop string matched) or "abort". Keys that
@@ -175,7 +177,7 @@ class Engine:
         self._last_event_s = now_s
         if not self._inflight:
             self._oldest_since_s = now_s
-        return self._commit(schedule)
+        return self._commit(schedule, now_s)
 
     def apply(self, result: StepResult, now_s: float) -> dict[str, Tokens]:
         """Take in the result of the oldest step that is out; owner → what it gained.
@@ -187,8 +189,18 @@ class Engine:
         if not self._inflight or self._inflight[0].step != result.step:
             raise InvariantError(f"a result of step {result.step}, which is not the oldest out")
         self._last_event_s = self._oldest_since_s = now_s
-        self._results.read(self._inflight.popleft(), result)
+        flight = self._inflight.popleft()
+        self._note_landed(flight, result, now_s)
+        self._results.read(flight, result)
         return self._lifecycle.take_frames(self.engine_id)
+
+    def _note_landed(self, flight: InFlight, result: StepResult, now_s: float) -> None:
+        """Before the result is read: what it ends has begun as well."""
+        round_trip_s = now_s - flight.planned_s
+        self.counters.steps.landed(round_trip_s, result.inside_s, result.elapsed_s)
+        for request in flight.starts:
+            if not request.start_told and request.status is not Status.FINISHED:
+                request.client.tell_start(request, now_s)
 
     def snapshot(self, last_step: int) -> None:
         """The worker ran no step after `last_step`: the next one carries every running request as
@@ -216,6 +228,10 @@ class Engine:
         busy = self._residents.running or self._lifecycle.n_waiting or self._inflight
         return not busy
 
+    @property
+    def n_waiting(self) -> int:
+        return self._lifecycle.n_waiting
+
     def idle_for_s(self, now_s: float) -> float:
         return now_s - self._last_event_s if self.idle else 0.0
 
@@ -232,6 +248,10 @@ class Engine:
             preemptions_total=counters.preemptions,
             prefix_query_tokens_total=counters.prefix_query_tokens,
             prefix_hit_tokens_total=counters.prefix_hit_tokens,
+            waiting_deferred=self._lifecycle.n_held,
+            readmitted_query_tokens_total=counters.readmitted_query_tokens,
+            readmitted_hit_tokens_total=counters.readmitted_hit_tokens,
+            steps=counters.steps.so_far(),
         )
 
     def status(self) -> EngineStatus:
@@ -250,13 +270,14 @@ class Engine:
         """Every result up to this step has arrived or never will."""
         return self._inflight[0].step - 1 if self._inflight else self._writer.step
 
-    def _commit(self, schedule: Schedule) -> Step:
+    def _commit(self, schedule: Schedule, now_s: float) -> Step:
         self._preempt(schedule.preempted)
         self._lifecycle.waiting.drop_front(len(schedule.admissions))
         for admission in schedule.admissions:
-            self._count_admission(admission)
-        step, flight = self._writer.write(schedule, self._results.take_sealed())
+            self._count_admission(admission, now_s)
+        step, flight = self._writer.write(schedule, self._results.take_sealed(), now_s)
         self._inflight.append(flight)
+        self.counters.steps.tokens.observe(sum(flight.n_tokens))
         self._lifecycle.release_computed(flight.rows)
         return step
 
@@ -270,7 +291,7 @@ class Engine:
             total = self.counters.preemptions
             notices.preempted(self.engine_id, victims, total, self.capacity.device)
 
-    def _count_admission(self, admission: Admission) -> None:
+    def _count_admission(self, admission: Admission, now_s: float) -> None:
         request, prefix = admission.request, admission.prefix
         if prefix.forked_from is not None:
             cached = prefix.forked_from.cached_tokens or 0
@@ -281,8 +302,7 @@ class Engine:
                     len(request.ids), prefix.computed, readmitted=request.preemptions > 0
                 )
         if request.cached_tokens is None:
-            request.cached_tokens = cached
-            request.client.started.append((request.key, cached))
+            request.cached_tokens, request.scheduled_s = cached, now_s
 
 
 def _limits(card: ModelCard, capacity: Capacity, settings: SchedulerSettings) -> Limits:

@@ -13,7 +13,7 @@ import structlog
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
-from pagemesh.shared.wire import NeedSnapshot, StepResult, Submit, Tokens
+from pagemesh.shared.wire import NeedSnapshot, Step, StepResult, Submit, Tokens
 
 OVERDUE_S: Final = 60.0
 AUDIT_AFTER_S: Final = 1.0
@@ -44,8 +44,10 @@ class EngineHost:
 
     def submit(self, owner: str, submit: Submit) -> None:
         """Every request is answered: one that breaks the engine on its way in fails as well."""
+        if not submit.arrival_s:
+            submit = submit._replace(arrival_s=time.time())
         try:
-            self.engine.submit(owner, submit, time.time())
+            self.engine.submit(owner, submit, time.monotonic())
         except RequestError as error:
             # One request may have thousands of choices; the tokenizer service logs it once.
             log.debug("request_refused", request_id=submit.request_id, reason=error.message)
@@ -73,11 +75,13 @@ class EngineHost:
 
     def on_result(self, result: StepResult) -> None:
         """The next step goes out before the tokens do: the worker must not wait for the mesh."""
+        arrived_s = time.monotonic()
         frames: dict[str, Tokens] = {}
         with self._guarded():
-            frames = self.engine.apply(result, time.monotonic())
+            frames = self.engine.apply(result, arrived_s)
         self._pump()
         self._deliver(frames)
+        self.engine.counters.steps.apply_s.observe(time.monotonic() - arrived_s)
 
     def on_gap(self, need: NeedSnapshot) -> None:
         with self._guarded():
@@ -109,10 +113,17 @@ class EngineHost:
     def _pump(self) -> None:
         self._pump_due = False
         with self._guarded(), suppress(LinkClosed):
-            while (step := self.engine.plan(time.monotonic())) is not None:
+            while (step := self._plan()) is not None:
                 self._audited = False
                 self._link.send(step)
         self._settled()
+
+    def _plan(self) -> Step | None:
+        began_s = time.monotonic()
+        step = self.engine.plan(began_s)
+        if step is not None:
+            self.engine.counters.steps.plan_s.observe(time.monotonic() - began_s)
+        return step
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -9,13 +9,17 @@ from pagemesh.scheduler_svc.request import Request, Status
 
 class InFlight(NamedTuple):
     """What a sent step computes. Row i: `n_tokens[i]` tokens of `rows[i]`, which was then in
-    `incarnations[i]`; `samples[i]` says whether the worker samples a token after them."""
+    `incarnations[i]`; `samples[i]` says whether the worker samples a token after them. For the
+    requests in `starts` that is the first one since their admission. It was decided at
+    `planned_s`."""
 
     step: int
     rows: list[Request]
     incarnations: list[int]
     n_tokens: list[int]
     samples: list[bool]
+    starts: list[Request]
+    planned_s: float
 
     def take_back(self) -> list[Request]:
         """The worker never ran this step: undo its counts. Returns the requests that entered in

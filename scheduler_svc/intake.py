@@ -46,6 +46,7 @@ class Intake:
             cache_salt=submit.cache_salt,
             group=submit.group,
             choice=submit.choice,
+            queued_s=now_s,
         )
 
     def _order(self, submit: Submit, now_s: float) -> OrderKey:

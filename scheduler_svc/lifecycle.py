@@ -35,6 +35,11 @@ class Lifecycle:
     def n_waiting(self) -> int:
         return len(self.waiting) + self._n_held
 
+    @property
+    def n_held(self) -> int:
+        """Those that wait for their leader."""
+        return self._n_held
+
     def enter(self, request: Request) -> None:
         """Queue a new request. Choices above 0 of a group wait for choice 0 to have their prompt
         computed, if it is about to; those behind them in the queue do not."""

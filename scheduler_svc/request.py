@@ -71,11 +71,14 @@ class Request:
         "prompt_logprobs_from",
         "publish_at",
         "published",
+        "queued_s",
         "request_id",
         "room_tokens",
+        "scheduled_s",
         "seed",
         "slot",
         "stale_until",
+        "start_told",
         "status",
         "stop_ids",
     )
@@ -98,6 +101,7 @@ class Request:
         cache_salt: str,
         group: str,
         choice: int,
+        queued_s: float,
     ) -> None:
         self.key = key
         self.request_id = request_id
@@ -119,6 +123,7 @@ class Request:
         self.cache_salt = cache_salt
         self.group = group
         self.choice = choice
+        self.queued_s = queued_s
 
         self.status = Status.WAITING
         self.incarnation = 0
@@ -128,6 +133,10 @@ class Request:
         self.admitted_step = 0
         self.cached_tokens: int | None = None
         """Prompt tokens that did not have to be computed; None before the first admission."""
+        self.scheduled_s = queued_s
+        """When it was first admitted to a step."""
+        self.start_told = False
+        """Whether the client knows of its first token here."""
         self.prompt_logprobs_from = 1 if wants_prompt_logprobs(params, choice) else NEVER
         """First prompt position whose logprobs are still owed to the client."""
 

@@ -19,6 +19,7 @@ import msgpack
 import msgspec
 
 from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.step_stats import StepStats
 
 PROTOCOL: Final = 1
 MAX_FRAME_BYTES: Final = 64 * 2**20
@@ -53,7 +54,10 @@ class Capacity(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """State of one engine, as the metrics and the dispatcher want it. Totals only grow."""
+    """State of one engine, as the metrics and the dispatcher want it. Totals only grow.
+
+    `waiting_deferred` of the `waiting` wait for a prompt that another computes. Token counts of
+    the prefix cache are of first admissions; `readmitted_` ones of those after a preemption."""
 
     running: int = 0
     waiting: int = 0
@@ -61,6 +65,10 @@ class EngineStats(NamedTuple):
     preemptions_total: int = 0
     prefix_query_tokens_total: int = 0
     prefix_hit_tokens_total: int = 0
+    waiting_deferred: int = 0
+    readmitted_query_tokens_total: int = 0
+    readmitted_hit_tokens_total: int = 0
+    steps: StepStats = StepStats()
 
 
 class EngineStatus(NamedTuple):
@@ -83,6 +91,13 @@ class Hello(NamedTuple):
 
 class Refused(NamedTuple):
     reason: str
+
+
+class Echo(NamedTuple):
+    """Measures a link: who gets it unanswered sends it back. `sent_s` is of the sender's clock."""
+
+    sent_s: float
+    answered: bool = False
 
 
 class Engines(NamedTuple):
@@ -187,8 +202,26 @@ class Delta(NamedTuple):
     error: WireError | None = None
 
 
+class Begun(NamedTuple):
+    """A choice has its first token of an engine; its delta is in the same frame or a later one.
+
+    `queue_s` it waited there for its first step, then took `prefill_s` to that token;
+    `cached_tokens` of the prompt did not have to be computed.
+    """
+
+    request_id: str
+    choice: int
+    engine_id: str
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+
+
 class Deltas(NamedTuple):
+    """`begun` is read before the rows."""
+
     rows: list[Delta]
+    begun: list[Begun] = []
 
 
 class Failed(NamedTuple):
@@ -249,6 +282,16 @@ class Ended(NamedTuple):
     stop_reason: int | None = None
 
 
+class Started(NamedTuple):
+    """A request's first token here is in this frame: it waited `queue_s` for its first step, then
+    took `prefill_s` to that token. `cached_tokens` of its prompt did not have to be computed."""
+
+    key: int
+    cached_tokens: int
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+
 class LogprobRow(NamedTuple):
     """`ids[0]` is the chosen token, the rest are the top-k, best first; `values` float32."""
 
@@ -272,15 +315,14 @@ class PromptLogprobs(NamedTuple):
 
 class Tokens(NamedTuple):
     """All that one engine's step brought to one link. Rows: `keys[i]` gained `counts[i]` tokens of
-    `ids`, in order (counts is 1 without speculation). `started`: (key, cached prompt tokens) of
-    requests whose prefill began. `failed` ends a request in error."""
+    `ids`, in order (counts is 1 without speculation). `failed` ends a request in error."""
 
     engine_id: str
     keys: bytes
     counts: bytes
     ids: bytes
     ended: list[Ended] = []
-    started: list[tuple[int, int]] = []
+    started: list[Started] = []
     logprobs: list[LogprobRow] = []
     prompt_logprobs: list[PromptLogprobs] = []
     failed: list[tuple[int, WireError]] = []
@@ -340,7 +382,9 @@ class Step(NamedTuple):
 class StepResult(NamedTuple):
     """`sampled[i]` belongs to row i of the step, -1 where the row did not sample. `nonfinite` rows
     had NaN or inf logits: their sampled value is meaningless. In logprob rows `key` is the row
-    index. `failed` rows could not be computed (error text); the step's other rows are good."""
+    index. `failed` rows could not be computed (error text); the step's other rows are good.
+    `elapsed_s` is the computation, `inside_s` all the time between the step's arrival at the worker
+    and the result's departure."""
 
     epoch: int
     step: int
@@ -350,6 +394,7 @@ class StepResult(NamedTuple):
     prompt_logprobs: list[PromptLogprobs] = []
     failed: list[tuple[int, str]] = []
     elapsed_s: float = 0.0
+    inside_s: float = 0.0
 
 
 class NeedSnapshot(NamedTuple):
@@ -379,6 +424,7 @@ Message = (
     | Step
     | StepResult
     | NeedSnapshot
+    | Echo
 )
 
 _TYPES: Final[tuple[type[Any], ...]] = Message.__args__

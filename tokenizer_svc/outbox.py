@@ -10,7 +10,7 @@ import structlog
 
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import Link
-from pagemesh.shared.wire import BadFrame, Delta, Deltas, Message, TokenLogprob, WireError
+from pagemesh.shared.wire import BadFrame, Begun, Delta, Deltas, Message, TokenLogprob, WireError
 
 MAX_PENDING_BYTES: Final = 64 * 2**20
 _LOGPROB_BYTES: Final = 64
@@ -28,6 +28,7 @@ class Outbox:
     def __init__(self, link: Link) -> None:
         self.link = link
         self._pending: dict[tuple[str, int], Delta] = {}
+        self._begun: list[Begun] = []
         self._pending_bytes = 0
         self._wake = asyncio.Event()
 
@@ -49,6 +50,10 @@ class Outbox:
         """Send what is no delta, now. Silent on a closed link: its reader cleans up."""
         with suppress(LinkClosed):
             self.link.send(message)
+
+    def begin(self, begun: Begun) -> None:
+        """To go ahead of the choice's next delta."""
+        self._begun.append(begun)
 
     def add(self, delta: Delta) -> None:
         """Queue one delta, behind all that was queued for its choice."""
@@ -74,14 +79,17 @@ class Outbox:
             self._flush()
 
     def _flush(self) -> None:
-        rows = list(self._pending.values())
-        self._pending.clear()
-        self._pending_bytes = 0
+        rows, begun = list(self._pending.values()), self._begun
         if not rows:
             return
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._begun = []
         try:
-            self.link.send(Deltas(rows))
+            self.link.send(Deltas(rows, begun))
         except BadFrame:
+            if begun:
+                self.link.send(Deltas([], begun))
             self._send_apart(rows)
 
     def _send_apart(self, rows: list[Delta]) -> None:

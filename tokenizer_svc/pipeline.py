@@ -15,6 +15,7 @@ import structlog
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.wire import (
+    Begun,
     Delta,
     Ended,
     Generate,
@@ -53,6 +54,7 @@ class Fed(NamedTuple):
 
     deltas: list[Delta]
     end_keys: list[int]
+    begun: list[Begun]
 
 
 class Resumed(NamedTuple):
@@ -101,9 +103,10 @@ class Pipeline:
 
     def feed(self, tokens: Tokens) -> Fed:
         """What one frame of an engine brought. Keys that are not in flight are passed over."""
-        self._note_prefill(tokens)
+        fed = Fed([], [], self._begin(tokens))
+        for chunk in tokens.prompt_logprobs:
+            self.add_prompt_logprobs(chunk)
         ended = {end.key: end for end in tokens.ended}
-        fed = Fed([], [])
         for key, ids, rows in _rows(tokens):
             self._advance_safely(key, ids, rows, ended.get(key), fed)
         for end in tokens.ended:
@@ -166,12 +169,15 @@ class Pipeline:
         error = RequestError(message, status=503, code="engine_unavailable").to_wire()
         return self.fail([choice.submit.key], error)[0]
 
-    def _note_prefill(self, tokens: Tokens) -> None:
-        for key, cached_tokens in tokens.started:
-            if key in self._choices:
-                self._choices[key].cached_tokens = cached_tokens
-        for chunk in tokens.prompt_logprobs:
-            self.add_prompt_logprobs(chunk)
+    def _begin(self, tokens: Tokens) -> list[Begun]:
+        begun = []
+        for key, *start in tokens.started:
+            choice = self._choices.get(key)
+            if choice is not None:
+                choice.cached_tokens = start[0]
+                place = choice.submit.request_id, choice.submit.choice, tokens.engine_id
+                begun.append(Begun(*place, *start))
+        return begun
 
     def _advance_safely(
         self, key: int, ids: list[int], rows: list[LogprobRow], end: Ended | None, fed: Fed

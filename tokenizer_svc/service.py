@@ -263,6 +263,10 @@ class TokenizerService:
         self._placement.release(end.key for end in tokens.ended)
         self._placement.release(key for key, _ in tokens.failed)
         self._placement.end(fed.end_keys, "stop")
+        for begun in fed.begun:
+            request = self._requests.get(begun.request_id)
+            if request is not None:
+                request.outbox.begin(begun)
         self._deliver(fed.deltas)
 
     def _deliver(self, deltas: Iterable[Delta]) -> None:

@@ -147,7 +147,8 @@ class WorkerService:
                 return
             self._queued[link] += 1
             job = partial(self._execute, self._runner, link, message)
-            self._compute.submit(job).add_done_callback(partial(self._deliver, link, message))
+            deliver = partial(self._deliver, link, message, time.monotonic())
+            self._compute.submit(job).add_done_callback(deliver)
 
     def _execute(self, runner: Runner, link: Link, step: Step) -> StepResult | NeedSnapshot | None:
         """In the compute thread. None: another scheduler has taken over meanwhile."""
@@ -165,7 +166,11 @@ class WorkerService:
             self._computing = None
 
     def _deliver(
-        self, link: Link, step: Step, done: asyncio.Future[StepResult | NeedSnapshot | None]
+        self,
+        link: Link,
+        step: Step,
+        arrived_s: float,
+        done: asyncio.Future[StepResult | NeedSnapshot | None],
     ) -> None:
         self._queued -= Counter([link])
         self._settled.set()
@@ -178,7 +183,7 @@ class WorkerService:
         elif isinstance(result, StepResult):
             self._snapshot_asked = False
             self._metrics.count(step, result)
-            _send(link, result)
+            _send(link, result._replace(inside_s=time.monotonic() - arrived_s))
         elif isinstance(result, NeedSnapshot) and not self._snapshot_asked:
             # Steps already on their way do not follow either: ask once.
             self._snapshot_asked = True

@@ -109,9 +109,9 @@ class Ledger:
         for key, token in zip(keys, ids, strict=True):
             assert seen(key).ended is None
             seen(key).ids.append(token)
-        for key, cached in tokens.started:
-            if (owner, key) in self.seen:  # it may have been ended between start and frame
-                seen(key).started.append(cached)
+        for start in tokens.started:
+            assert start.queue_s >= 0 <= start.prefill_s
+            seen(start.key).started.append(start.cached_tokens)
         for ended in tokens.ended:
             assert seen(ended.key).ended is None
             seen(ended.key).ended = (ended.finish_reason, ended.stop_reason)
@@ -163,6 +163,10 @@ class Driver(Ledger):
             self.steps.append(step)
             self.pending.append(self.worker.execute(step, **faults))
         return step
+
+    def rows(self, step: Step) -> list[tuple[int, int]]:
+        """(slot, tokens) of each row of a step that the worker ran."""
+        return self.worker.batches[step.step]
 
     def land(self) -> bool:
         """Take in the oldest result. False when there is none."""

@@ -9,14 +9,14 @@ from pipeline_driver import EOS, admit, ids_of, refused, run
 from scripts import card_of, generate, text_of, tokens
 from structlog.testing import capture_logs
 
-from pagemesh.shared.wire import Ended, WireError, pack_ids, unpack_ids
+from pagemesh.shared.wire import Ended, Started, WireError, pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.pipeline import MAX_FRUITLESS_LOSSES, Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 
 def test_cached_tokens_are_reported(pipeline: Pipeline) -> None:
     [submit] = admit(pipeline)
-    pipeline.feed(tokens(started=[(submit.key, 12)]))
+    pipeline.feed(tokens(started=[Started(submit.key, 12)]))
     assert run(pipeline, submit.key, [5])[0].cached_tokens == 12
 
 
@@ -145,5 +145,5 @@ def test_closing_a_request_names_what_still_runs(pipeline: Pipeline) -> None:
     run(pipeline, second.key, [5], Ended(second.key, "length"))
     assert pipeline.close("r1") == [first.key, third.key]
     assert len(pipeline) == 0
-    assert pipeline.feed(tokens({first.key: [5], third.key: [6]})) == ([], [])
+    assert pipeline.feed(tokens({first.key: [5], third.key: [6]})) == ([], [], [])
     assert pipeline.close("r1") == []

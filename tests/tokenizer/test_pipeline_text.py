@@ -84,7 +84,7 @@ def test_a_stop_string_ends_the_choice_and_tells_the_engine(pipeline: Pipeline) 
     assert text_of(shown) == "the "
     assert (shown[-1].finish_reason, shown[-1].stop_reason) == ("stop", "lazy dog")
     late = pipeline.feed(tokens({submit.key: ids_of(pipeline, " sleeps")}))
-    assert late == ([], [])
+    assert late == ([], [], [])
 
 
 def test_tokens_after_a_stop_string_do_not_count(pipeline: Pipeline) -> None:
