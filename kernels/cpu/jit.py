@@ -1,0 +1,34 @@
+"""How the CPU's kernels are compiled, and what the machine's registers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+from llvmlite import binding
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile at the first call, without the GIL; the code is kept for the next process."""
+    return cast(Function, njit(nogil=True, cache=True)(function))
+
+
+def inlined(function: Function) -> Function:
+    """A part of a kernel. It is compiled into its callers and not kept by itself."""
+    return cast(Function, njit(nogil=True)(function))
+
+
+def _lanes() -> int:
+    features = binding.get_host_cpu_features()
+    if all(features.get(name) for name in ("avx512f", "avx512bw", "avx512vl")):
+        return 16
+    return 8 if features.get("avx2") else 4
+
+
+LANES: Final = _lanes()
+"""float32 elements of this machine's vector registers."""
+REGISTERS: Final = 16 if LANES == 8 else 32
+"""How many of them there are (AVX-512 and NEON have 32, AVX2 has 16)."""

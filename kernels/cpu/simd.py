@@ -1,0 +1,296 @@
+"""Vectors of LANES float32 for kernels, and the memory operations that widen and narrow.
+
+Written out rather than left to the compiler's vectoriser: the order of every sum is then part of
+the source, so a row's result never depends on what is computed beside it.
+
+Arrays are one-dimensional and say how numbers are stored: float32, uint16 (the bits of a
+bfloat16), int16 (those of a float16) or int8. `load` gives float32 whatever the storage, `store`
+rounds to nearest even.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import PrimitiveModel
+from numba.extending import intrinsic, register_model
+
+from pagemesh.kernels.cpu.jit import LANES, inlined
+
+F32: Final = ir.FloatType()
+F16: Final = ir.HalfType()
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+
+
+def vector_of(element: ir.Type) -> ir.VectorType:
+    return ir.VectorType(element, LANES)
+
+
+F32S, F16S, I8S, I16S, I32S, I1S = map(vector_of, (F32, F16, I8, I16, I32, I1))
+
+
+class _Vector(types.Type):  # type: ignore[misc]  # numba is not typed
+    def __init__(self) -> None:
+        super().__init__(name=f"float32x{LANES}")
+
+
+VECTOR: Final = _Vector()
+
+
+@register_model(_Vector)
+class _VectorModel(PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: _Vector) -> None:
+        super().__init__(manager, kind, F32S)
+
+
+# -- building blocks of generated code ------------------------------------------------------------
+
+
+def call(builder: Any, name: str, result: ir.Type, *args: Any) -> Any:
+    """Call an LLVM intrinsic, or a function of the C library, by name."""
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, args)
+
+
+def repeat(kind: ir.VectorType, value: float) -> ir.Constant:
+    return ir.Constant(kind, [value] * LANES)
+
+
+def splat_value(builder: Any, scalar: Any) -> Any:
+    """A vector of copies of a float32."""
+    undefined = ir.Constant(F32S, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, I32(0))
+    return builder.shuffle_vector(first, undefined, repeat(I32S, 0))
+
+
+def element_pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.gep(data, [index])
+
+
+def widen(builder: Any, raw: Any, stored: Any) -> Any:
+    """float32 lanes of lanes stored as the numba type `stored`."""
+    if stored == types.float32:
+        return raw
+    if stored == types.int16:
+        return builder.fpext(builder.bitcast(raw, F16S), F32S)
+    if stored == types.uint16:
+        wide = builder.shl(builder.zext(raw, I32S), repeat(I32S, 16))
+        return builder.bitcast(wide, F32S)
+    return builder.sitofp(builder.sext(raw, I32S), F32S)
+
+
+def narrow(builder: Any, value: Any, stored: Any) -> Any:
+    """The lanes as they are stored, rounded to nearest even; NaN stays NaN."""
+    if stored == types.float32:
+        return value
+    if stored == types.int16:
+        return builder.bitcast(builder.fptrunc(value, F16S), I16S)
+    bits = builder.bitcast(value, I32S)
+    odd = builder.and_(builder.lshr(bits, repeat(I32S, 16)), repeat(I32S, 1))
+    rounded = builder.add(builder.add(bits, repeat(I32S, 0x7FFF)), odd)
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    kept = builder.select(is_nan, builder.or_(bits, repeat(I32S, 0x400000)), rounded)
+    return builder.trunc(builder.lshr(kept, repeat(I32S, 16)), I16S)
+
+
+_STORED: Final = {types.float32: F32S, types.int16: I16S, types.uint16: I16S, types.int8: I8S}
+_NAMES: Final = {F32S: f"v{LANES}f32", I16S: f"v{LANES}i16", I8S: f"v{LANES}i8"}
+
+
+def _first_lanes(builder: Any, count: Any) -> Any:
+    """A mask of the first `count` (int64, any size) lanes."""
+    capped = builder.select(builder.icmp_signed("<", count, I64(LANES)), count, I64(LANES))
+    numbers = ir.Constant(I32S, list(range(LANES)))
+    undefined = ir.Constant(I32S, ir.Undefined)
+    first = builder.insert_element(undefined, builder.trunc(capped, I32), I32(0))
+    counts = builder.shuffle_vector(first, undefined, repeat(I32S, 0))
+    return builder.icmp_signed("<", numbers, counts)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+@intrinsic
+def load(typing: Any, array: Any, index: Any, count: Any) -> Any:
+    """Lanes array[index], array[index + 1] …; zero from `count` on, where memory is not read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        raw = _STORED[array.dtype]
+        pointer = element_pointer(context, builder, array, args[0], args[1])
+        pointer = builder.bitcast(pointer, raw.as_pointer())
+        name = f"llvm.masked.load.{_NAMES[raw]}.p0"
+        mask, zeros = _first_lanes(builder, args[2]), ir.Constant(raw, None)
+        align = I32(array.dtype.bitwidth // 8)
+        return widen(builder, call(builder, name, raw, pointer, align, mask, zeros), array.dtype)
+
+    return VECTOR(array, types.intp, types.intp), generate
+
+
+@intrinsic
+def store(typing: Any, array: Any, index: Any, count: Any, value: Any) -> Any:
+    """array[index], array[index + 1] … = the first `count` lanes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        raw = _STORED[array.dtype]
+        pointer = element_pointer(context, builder, array, args[0], args[1])
+        pointer = builder.bitcast(pointer, raw.as_pointer())
+        name = f"llvm.masked.store.{_NAMES[raw]}.p0"
+        lanes, align = narrow(builder, args[3], array.dtype), I32(array.dtype.bitwidth // 8)
+        mask = _first_lanes(builder, args[2])
+        call(builder, name, ir.VoidType(), lanes, pointer, align, mask)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, VECTOR), generate
+
+
+@intrinsic
+def load_one(typing: Any, array: Any, index: Any) -> Any:
+    """array[index] as float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        raw = builder.load(element_pointer(context, builder, array, args[0], args[1]))
+        if array.dtype == types.float32:
+            return raw
+        if array.dtype == types.int16:
+            return builder.fpext(builder.bitcast(raw, F16), F32)
+        if array.dtype == types.uint16:
+            return builder.bitcast(builder.shl(builder.zext(raw, I32), I32(16)), F32)
+        return builder.sitofp(raw, F32)
+
+    return types.float32(array, types.intp), generate
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+
+def _operation(n_args: int, generate: Any) -> Any:
+    """An intrinsic of `n_args` vectors giving a vector; `generate(builder, *lanes)` makes it."""
+
+    def generated(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return generate(builder, *args)
+
+    signature = VECTOR(*[VECTOR] * n_args)
+    if n_args == 1:
+        return intrinsic(lambda typing, a: (signature, generated))
+    if n_args == 2:
+        return intrinsic(lambda typing, a, b: (signature, generated))
+    return intrinsic(lambda typing, a, b, c: (signature, generated))
+
+
+def _fma(builder: Any, *lanes: Any) -> Any:
+    return call(builder, f"llvm.fma.{_NAMES[F32S]}", F32S, *lanes)
+
+
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    """b where either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+def _smaller(builder: Any, a: Any, b: Any) -> Any:
+    """b where either is NaN."""
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+def _floor(builder: Any, a: Any) -> Any:
+    return call(builder, f"llvm.floor.{_NAMES[F32S]}", F32S, a)
+
+
+def _power_of_two(builder: Any, exponent: Any) -> Any:
+    """2 ** exponent for whole exponents of -126 to 127."""
+    biased = builder.add(builder.fptosi(exponent, I32S), repeat(I32S, 127))
+    return builder.bitcast(builder.shl(biased, repeat(I32S, 23)), F32S)
+
+
+def _zero_below(builder: Any, value: Any, x: Any, bound: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", x, bound), ir.Constant(F32S, None), value)
+
+
+add = _operation(2, lambda builder, a, b: builder.fadd(a, b))
+sub = _operation(2, lambda builder, a, b: builder.fsub(a, b))
+mul = _operation(2, lambda builder, a, b: builder.fmul(a, b))
+div = _operation(2, lambda builder, a, b: builder.fdiv(a, b))
+fma = _operation(3, _fma)
+larger = _operation(2, _larger)
+smaller = _operation(2, _smaller)
+floor = _operation(1, _floor)
+power_of_two = _operation(1, _power_of_two)
+zero_below = _operation(3, _zero_below)
+
+
+@intrinsic
+def splat(typing: Any, scalar: Any) -> Any:
+    """A vector of copies of a number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return splat_value(builder, args[0])
+
+    return VECTOR(types.float32), generate
+
+
+@intrinsic
+def numbers_from(typing: Any, first: Any) -> Any:
+    """first, first + 1 … as float32 (exact below 2**24)."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        start = splat_value(builder, builder.sitofp(args[0], F32))
+        return builder.fadd(start, ir.Constant(F32S, [float(lane) for lane in range(LANES)]))
+
+    return VECTOR(types.intp), generate
+
+
+def _halving(combine: Any) -> Any:
+    """An intrinsic that folds a vector to one number: lane i with lane i + half, and so on."""
+
+    def generated(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes, width = args[0], LANES
+        undefined = ir.Constant(F32S, ir.Undefined)
+        while width > 1:
+            width //= 2
+            order = [(lane + width) % LANES for lane in range(LANES)]
+            lanes = combine(
+                builder, lanes, builder.shuffle_vector(lanes, undefined, ir.Constant(I32S, order))
+            )
+        return builder.extract_element(lanes, I32(0))
+
+    return intrinsic(lambda typing, value: (types.float32(VECTOR), generated))
+
+
+sum_of = _halving(lambda builder, a, b: builder.fadd(a, b))
+largest_of = _halving(_larger)
+
+_LOG2E: Final = np.float32(1.44269504)
+_LN2_HIGH: Final = np.float32(-0.693359375)
+_LN2_LOW: Final = np.float32(2.12194440e-4)
+_EXP_TERMS: Final = tuple(
+    np.float32(term)
+    for term in (
+        1.9875691500e-4,
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    )
+)
+_EXP_LEAST: Final = np.float32(-87.0)
+_EXP_MOST: Final = np.float32(88.0)
+_HALF, _ONE = np.float32(0.5), np.float32(1.0)
+
+
+@inlined
+def exp(x):  # type: ignore[no-untyped-def]  # of vectors
+    """e**x to about 2 ulp; 0 below -87, e**88 above 88 (Cephes' expf: x = n ln 2 + r)."""
+    inside = larger(splat(_EXP_LEAST), smaller(splat(_EXP_MOST), x))  # in this order NaN stays
+    n = floor(fma(inside, splat(_LOG2E), splat(_HALF)))
+    r = fma(n, splat(_LN2_LOW), fma(n, splat(_LN2_HIGH), inside))
+    series = splat(_EXP_TERMS[0])
+    for term in _EXP_TERMS[1:]:
+        series = fma(series, r, splat(term))
+    series = fma(mul(series, r), r, add(r, splat(_ONE)))
+    return zero_below(mul(series, power_of_two(n)), x, splat(_EXP_LEAST))

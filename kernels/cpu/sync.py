@@ -1,0 +1,136 @@
+"""How threads share the work of a step without locks and without counting each other.
+
+A step is a list of phases, a phase a number of equal items. Any thread takes the next item; a phase
+is over when all its items are done, whoever did them. So a thread that the system has put aside
+holds up one item at most, and one that wakes late finds the work done. A step's tag stands in every
+claim: a thread left over from an earlier step takes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from pagemesh.kernels.cpu.jit import inlined
+from pagemesh.kernels.cpu.simd import I32, call, element_pointer
+
+WORDS_PER_PHASE: Final = 16
+"""Two int64 words are used, each in a cache line of its own: the claim and the items done."""
+_DONE: Final = 8
+_INDEX_BITS: Final = 32
+_SPINS: Final = 2000
+_INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
+
+
+def phase_words(phases: int) -> NDArray[np.int64]:
+    return np.zeros(phases * WORDS_PER_PHASE, np.int64)
+
+
+@inlined
+def open_phases(words, phases, tag):  # type: ignore[no-untyped-def]
+    """Before any thread begins the step `tag` (1 to 2**31 - 1, other than the last step's)."""
+    for phase in range(phases):
+        _set(words, phase * WORDS_PER_PHASE, 0)
+        _set(words, phase * WORDS_PER_PHASE + _DONE, 0)
+    for phase in range(phases):
+        _set(words, phase * WORDS_PER_PHASE, tag << _INDEX_BITS)
+
+
+@inlined
+def claim(words, phase, tag, items):  # type: ignore[no-untyped-def]
+    """The next item of a phase; -1 when none is left or the step is over."""
+    place = phase * WORDS_PER_PHASE
+    while True:
+        word = _get(words, place)
+        if word >> _INDEX_BITS != tag or word & _INDEX_MASK >= items:
+            return -1
+        if _swap(words, place, word, word + 1):
+            return word & _INDEX_MASK
+
+
+@inlined
+def finish(words, phase):  # type: ignore[no-untyped-def]
+    _add(words, phase * WORDS_PER_PHASE + _DONE, 1)
+
+
+@inlined
+def wait(words, phase, tag, items):  # type: ignore[no-untyped-def]
+    """Until all items of a phase are done: True. False when the step is over."""
+    place, spins = phase * WORDS_PER_PHASE, 0
+    while _get(words, place + _DONE) < items:
+        if _get(words, place) >> _INDEX_BITS != tag:
+            return False
+        spins += 1
+        if spins < _SPINS:
+            _pause()
+        else:
+            _yield()
+    return _get(words, place) >> _INDEX_BITS == tag
+
+
+@intrinsic
+def _get(typing: Any, words: Any, place: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = element_pointer(context, builder, words, args[0], args[1])
+        return builder.load_atomic(pointer, "acquire", align=8)
+
+    return types.int64(words, types.intp), generate
+
+
+@intrinsic
+def _set(typing: Any, words: Any, place: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = element_pointer(context, builder, words, args[0], args[1])
+        builder.store_atomic(args[2], pointer, "release", align=8)
+        return context.get_dummy_value()
+
+    return types.void(words, types.intp, types.int64), generate
+
+
+@intrinsic
+def _add(typing: Any, words: Any, place: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = element_pointer(context, builder, words, args[0], args[1])
+        return builder.atomic_rmw("add", pointer, args[2], "acq_rel")
+
+    return types.int64(words, types.intp, types.int64), generate
+
+
+@intrinsic
+def _swap(typing: Any, words: Any, place: Any, old: Any, new: Any) -> Any:
+    """Put `new` where `old` is; whether it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = element_pointer(context, builder, words, args[0], args[1])
+        pair = builder.cmpxchg(pointer, args[2], args[3], "acq_rel", "acquire")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(words, types.intp, types.int64, types.int64), generate
+
+
+@intrinsic
+def _pause(typing: Any) -> Any:
+    """A moment's rest for the core, where the machine has an instruction for it."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if str(builder.module.triple).startswith("x86_64"):
+            call(builder, "llvm.x86.sse2.pause", ir.VoidType())
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _yield(typing: Any) -> Any:
+    """Let another process have the core."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        call(builder, "sched_yield", I32)
+        return context.get_dummy_value()
+
+    return types.void(), generate
