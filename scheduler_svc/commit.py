@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pagemesh.scheduler_svc.inflight import InFlight
+from pagemesh.scheduler_svc.inflight import Chunk, InFlight
 from pagemesh.scheduler_svc.planning import Admission, Schedule
 from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request
@@ -38,21 +38,28 @@ class StepWriter:
         base = self.step - 1
         if self.snapshot_due:
             base, self.snapshot_step = 0, self.step
+        rows = schedule.rows
         copies = self._admit(schedule.admissions)
-        cont = self._grow(schedule.rows.growing)
+        self._residents.reorder(rows.decodes, rows.joined, rows.paused)
+        grown = self._grow(rows.growing)
         new = self._new_rows(schedule.admissions)
         flight = self._advance(schedule, now_s)
+        sealed = [pair for pair in sealed if self._residents.blocks.holds(*pair)]
         step = Step(
             epoch=self._epoch,
             step=self.step,
             base=base,
+            n_rows=flight.n_rows,
+            n_tokens=flight.n_tokens,
             gone=pack_ids(self._residents.gone if base else []),
             new=new,
-            cont=cont if base else [],
+            grown=pack_ids(grown if base else []),
             copies=pack_ids(copies),
-            slots=pack_ids([request.slot for request in flight.rows]),
-            n_tokens=pack_ids(flight.n_tokens),
-            sealed=[pair for pair in sealed if self._residents.blocks.holds(*pair)],
+            paused=pack_ids([request.slot for request in rows.paused]),
+            joined=pack_ids([request.slot for request in rows.joined]),
+            chunks=_pack_chunks(flight.chunks),
+            sealed=pack_ids([block for block, _ in sealed]),
+            sealed_hashes=b"".join([content for _, content in sealed]),
         )
         self._residents.gone = []
         self.snapshot_due = False
@@ -76,11 +83,14 @@ class StepWriter:
                 copies += (prefix.copy_from, blocks[len(prefix.blocks)])
         return copies
 
-    def _grow(self, growing: list[Request]) -> list[tuple[int, bytes]]:
+    def _grow(self, growing: list[Request]) -> list[int]:
+        """Returns the (slot, block) pairs, flat."""
+        grown: list[int] = []
         fresh = self._residents.blocks.take(len(growing))
         for request, block in zip(growing, fresh, strict=True):
             self._residents.grow(request, block)
-        return [(request.slot, pack_ids([request.blocks[-1]])) for request in growing]
+            grown += (request.slot, block)
+        return grown
 
     def _new_rows(self, admissions: list[Admission]) -> list[NewRow]:
         """Before the counters advance: `computed` is what the blocks hold at the start."""
@@ -91,26 +101,24 @@ class StepWriter:
 
     def _advance(self, schedule: Schedule, now_s: float) -> InFlight:
         """Rows of one token first. A row that catches up gets a token on the worker."""
-        rows = list(schedule.rows.decodes)
-        for request in rows:
+        decodes = schedule.rows.decodes
+        for request in decodes:
             request.computed += 1
             request.length += 1
-        n_tokens = [1] * len(rows)
-        samples = [True] * len(rows)
         prefills = [*schedule.rows.chunks, *((a.request, a.n_tokens) for a in schedule.admissions)]
         prefills.sort(key=lambda row: row[1] > 1)
-        starts = []
-        for request, n in prefills:
-            request.computed += n
-            caught_up = request.computed == request.length
-            request.length += caught_up
-            if caught_up:
-                starts.append(request)
-            rows.append(request)
-            n_tokens.append(n)
-            samples.append(caught_up)
-        incarnations = [request.incarnation for request in rows]
-        return InFlight(self.step, rows, incarnations, n_tokens, samples, starts, now_s)
+        return InFlight(self.step, decodes, [_advance_chunk(*row) for row in prefills], now_s)
+
+
+def _advance_chunk(request: Request, n_tokens: int) -> Chunk:
+    request.computed += n_tokens
+    caught_up = request.computed == request.length
+    request.length += caught_up
+    return Chunk(request, n_tokens, caught_up)
+
+
+def _pack_chunks(chunks: list[Chunk]) -> bytes:
+    return pack_ids([n for chunk in chunks for n in (chunk.request.slot, chunk.n_tokens)])
 
 
 def _new_row(request: Request) -> NewRow:

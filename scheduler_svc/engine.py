@@ -2,9 +2,8 @@
 
 `plan` decides and commits the next step; `apply` takes in a result. Up to `run_ahead_depth` steps
 are out at a time: a step needs the counts of the one before it, not its tokens. What is found late
-(an end of sequence, a preemption) leaves results of an older incarnation behind: tokens of a
-preempted request are still delivered, in order, and touch no counter; those of a finished request
-are dropped.
+(an end of sequence, a preemption) leaves results in flight behind: tokens of a preempted request
+are still delivered, in order, and touch no counter; those of a finished request are dropped.
 """
 
 from __future__ import annotations
@@ -165,10 +164,9 @@ class Engine:
         if self._writer.snapshot_due and self._inflight:
             return None  # what the worker did compute before the gap must land first
         schedule = plan_step(
-            list(self._residents.running.values()),
+            self._residents,
             self._lifecycle.waiting,
             self._cache,
-            self._residents.blocks,
             self._limits,
             self._landed_step,
         )
@@ -198,8 +196,8 @@ class Engine:
         """Before the result is read: what it ends has begun as well."""
         round_trip_s = now_s - flight.planned_s
         self.counters.steps.landed(round_trip_s, result.inside_s, result.elapsed_s)
-        for request in flight.starts:
-            if not request.start_told and request.status is not Status.FINISHED:
+        for request, _, samples in flight.chunks:
+            if samples and not request.start_told and request.status is not Status.FINISHED:
                 request.client.tell_start(request, now_s)
 
     def snapshot(self, last_step: int) -> None:
@@ -213,6 +211,7 @@ class Engine:
             flight = self._inflight.pop()
             for request in flight.take_back():
                 self._lifecycle.requeue(request, stale_until=sent)
+        self._residents.forget_order()
         self._writer.snapshot_due = True
 
     # -- state -------------------------------------------------------------------------------------
@@ -277,8 +276,8 @@ class Engine:
             self._count_admission(admission, now_s)
         step, flight = self._writer.write(schedule, self._results.take_sealed(), now_s)
         self._inflight.append(flight)
-        self.counters.steps.tokens.observe(sum(flight.n_tokens))
-        self._lifecycle.release_computed(flight.rows)
+        self.counters.steps.tokens.observe(flight.n_tokens)
+        self._lifecycle.release_computed([chunk.request for chunk in flight.chunks])
         return step
 
     def _preempt(self, victims: list[Request]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.counters import EngineCounters
@@ -57,11 +57,11 @@ class Lifecycle:
                 return
         self.waiting.push(request)
 
-    def release_computed(self, rows: Sequence[Request]) -> None:
-        """A step with `rows` is planned: release the followers of prompts it completes."""
+    def release_computed(self, prefills: Iterable[Request]) -> None:
+        """A step with `prefills` is planned: release the followers of prompts it completes."""
         if self._n_held == 0:
             return
-        for request in rows:
+        for request in prefills:
             if request.followers and request.computed >= request.n_prompt:
                 self.release_followers(request)
 
@@ -89,7 +89,6 @@ class Lifecycle:
             return
         self._leave(request)
         request.status = Status.FINISHED
-        request.incarnation += 1
         self.release_followers(request)
         client = request.client
         del client.requests[request.key]

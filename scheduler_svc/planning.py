@@ -7,13 +7,14 @@ prefills), then waiting ones; a step that preempts admits nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pagemesh.scheduler_svc.blocks import Allocation, BlockManager, blocks_for
 from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.scheduler_svc.prefix import Prefix, PrefixCache
-from pagemesh.scheduler_svc.request import Request
+from pagemesh.scheduler_svc.request import Request, Status
+from pagemesh.scheduler_svc.residents import Residents
 
 
 class Limits(NamedTuple):
@@ -27,9 +28,13 @@ class Limits(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The running requests' part of a step. `growing` decodes need one more block each."""
+    """The running requests' part of a step. `decodes` is the new order: that of the last step (the
+    same list, if it is unchanged) without those that left or are `paused`, then `joined`. `growing`
+    decodes need one more block each."""
 
     decodes: list[Request]
+    joined: list[Request]
+    paused: list[Request]
     chunks: list[tuple[Request, int]]
     growing: list[Request]
     budget_left: int
@@ -57,45 +62,60 @@ class Schedule(NamedTuple):
 
 
 def plan_step(
-    running: Sequence[Request],
+    residents: Residents,
     waiting: Iterable[Request],
     cache: PrefixCache,
-    blocks: BlockManager,
     limits: Limits,
     landed_step: int,
 ) -> Schedule:
     """Plan one step. Results of steps up to `landed_step` have arrived."""
-    rows = plan_running(running, limits)
+    blocks = residents.blocks
+    rows = plan_running(residents.decoding, residents.off_order.values(), limits)
     if len(rows.growing) > blocks.free:
-        rows, preempted = make_room(running, blocks, limits)
+        rows, preempted = make_room(residents, limits)
         return Schedule(rows, preempted, [])
-    planner = _Admissions(running, rows, cache, blocks, limits)
+    planner = _Admissions(len(residents.running), rows, cache, blocks, limits)
     return Schedule(rows, [], planner.plan(waiting, landed_step))
 
 
-def plan_running(running: Iterable[Request], limits: Limits) -> Rows:
-    """Every decode that the budget holds, then prefill chunks with what is left of it."""
-    decodes: list[Request] = []
-    growing: list[Request] = []
+def plan_running(decoding: list[Request], off_order: Iterable[Request], limits: Limits) -> Rows:
+    """Every decode that the budget holds, then prefill chunks with what is left of it.
+
+    `decoding` is the decode order of the last step, `off_order` whoever else runs.
+    """
+    decodes, growing, paused = _go_on(decoding)
+    joined, prefills = _caught_up(off_order)
+    # Those left out wait for the end of earlier ones only: nobody enters beside them.
+    del joined[limits.budget_tokens - len(decodes) :]
+    if joined:
+        decodes = decodes + joined
+        growing = growing + [r for r in joined if r.computed >= r.room_tokens]
+    chunks, budget = _chunks(prefills, limits.budget_tokens - len(decodes))
+    return Rows(decodes, joined, paused, chunks, growing, budget)
+
+
+def _go_on(decoding: list[Request]) -> tuple[list[Request], list[Request], list[Request]]:
+    """Who decodes on, which of them need a block, and who pauses: the last token of those is on
+    its way. The list itself if everyone decodes on."""
+    due = [request for request in decoding if request.computed >= request.due_at]
+    running = [request for request in due if request.status is Status.RUNNING]
+    growing = [request for request in running if request.computed < request.plan_limit - 1]
+    if len(growing) == len(due):
+        return decoding, growing, []
+    paused = [request for request in running if request.computed >= request.plan_limit - 1]
+    out = set(due).difference(growing)
+    return [request for request in decoding if request not in out], growing, paused
+
+
+def _caught_up(off_order: Iterable[Request]) -> tuple[list[Request], list[Request]]:
+    """Who begins to decode, and who has more of its known tokens to compute."""
+    joined: list[Request] = []
     prefills: list[Request] = []
-    for request in running:
-        length = request.length
-        if length >= request.plan_limit:
+    for request in off_order:
+        if request.length >= request.plan_limit:
             continue  # its last token is on its way
-        computed = request.computed
-        if length - computed > 1:
-            prefills.append(request)
-            continue
-        decodes.append(request)
-        if computed >= request.room_tokens:
-            growing.append(request)
-    if len(decodes) > limits.budget_tokens:
-        # Those left out wait for the end of earlier ones only: nobody enters beside them.
-        del decodes[limits.budget_tokens :]
-        growing = [request for request in decodes if request.computed >= request.room_tokens]
-    budget = limits.budget_tokens - len(decodes)
-    chunks, budget = _chunks(prefills, budget)
-    return Rows(decodes, chunks, growing, budget)
+        (joined if request.length > request.entry_length else prefills).append(request)
+    return joined, prefills
 
 
 def _chunks(prefills: list[Request], budget: int) -> tuple[list[tuple[Request, int]], int]:
@@ -109,19 +129,20 @@ def _chunks(prefills: list[Request], budget: int) -> tuple[list[tuple[Request, i
     return chunks, budget
 
 
-def make_room(
-    running: Sequence[Request], blocks: BlockManager, limits: Limits
-) -> tuple[Rows, list[Request]]:
+def make_room(residents: Residents, limits: Limits) -> tuple[Rows, list[Request]]:
     """Preempt from the worst on until what the others need is free.
 
     Worst: lowest priority, then latest arrival. The best request is never a victim: alone it fits,
     or it would not have been accepted. So somebody always advances.
     """
-    stay = sorted(running, key=lambda request: request.order)
+    blocks, off_order = residents.blocks, residents.off_order
+    stay = sorted(residents.running.values(), key=lambda request: request.order)
     preempted: list[Request] = []
     while len(stay) > 1:
         preempted.append(stay.pop())
-        rows = plan_running(stay, limits)
+        on = [request for request in residents.decoding if request not in preempted]
+        off = [request for request in off_order.values() if request not in preempted]
+        rows = plan_running(on, off, limits)
         free = blocks.free + blocks.gain([request.blocks for request in preempted])
         if len(rows.growing) <= free:
             return rows, preempted
@@ -137,7 +158,7 @@ class _Admissions:
 
     def __init__(
         self,
-        running: Sequence[Request],
+        n_running: int,
         rows: Rows,
         cache: PrefixCache,
         blocks: BlockManager,
@@ -146,7 +167,7 @@ class _Admissions:
         self._cache = cache
         self._blocks = blocks
         self._limits = limits
-        self._n_running = len(running)
+        self._n_running = n_running
         self._budget = rows.budget_left
         self._free = blocks.free - len(rows.growing)
         self._touched: set[int] = set()

@@ -78,7 +78,7 @@ class PrefixCache:
         """`cached_blocks` of the admitted request are published already."""
         request.published = cached_blocks
         if self._enabled:
-            request.publish_at = (cached_blocks + 1) * self._block_tokens
+            request.next_publication((cached_blocks + 1) * self._block_tokens)
 
     def publish(self, request: Request) -> list[tuple[int, bytes]]:
         """Publish the blocks that confirmed tokens filled; return the new (block, hash) pairs.
@@ -90,5 +90,5 @@ class PrefixCache:
         fresh = range(request.published, full)
         pairs = [(request.blocks[i], request.hashes[i]) for i in fresh]
         request.published = full
-        request.publish_at = (full + 1) * self._block_tokens
+        request.next_publication((full + 1) * self._block_tokens)
         return [pair for pair in pairs if self._blocks.publish(*pair)]

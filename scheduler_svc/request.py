@@ -6,6 +6,9 @@ worker owes us: it samples a token in every planned step that lets `computed` ca
 
 While running: 0 <= owed, published blocks <= confirmed // block tokens, confirmed <= computed,
 computed < length, and `length` exceeds `len(ids)` by what steps in flight will sample.
+
+The loops over all rows touch as little as they can: `due_at` and `wake_length` each stand for all
+reasons to look at a decoding request more closely.
 """
 
 from __future__ import annotations
@@ -39,8 +42,9 @@ class Status(Enum):
 class Request:
     """The truth about one request and its counters. Owner: the engine.
 
-    `incarnation` grows whenever results in flight stop counting: at preemption and at the end.
-    Blocks and slot are only set through `residents.Residents`.
+    Results in flight stop counting at preemption and at the end. A preempted request runs again
+    only when all of them have landed, so a row in flight counts exactly if its request is running.
+    Blocks, slot and `due_at` are only set through `residents.Residents`.
     """
 
     __slots__ = (
@@ -52,12 +56,13 @@ class Request:
         "client",
         "computed",
         "confirmed",
+        "due_at",
+        "entry_length",
         "followers",
         "forks",
         "group",
         "hashes",
         "ids",
-        "incarnation",
         "key",
         "leader",
         "length",
@@ -81,6 +86,7 @@ class Request:
         "start_told",
         "status",
         "stop_ids",
+        "wake_length",
     )
 
     def __init__(
@@ -126,10 +132,9 @@ class Request:
         self.queued_s = queued_s
 
         self.status = Status.WAITING
-        self.incarnation = 0
         self.preemptions = 0
         self.stale_until = 0
-        """Results of steps up to this one may still bring tokens of an older incarnation."""
+        """Results of steps up to this one may still bring tokens from before a preemption."""
         self.admitted_step = 0
         self.cached_tokens: int | None = None
         """Prompt tokens that did not have to be computed; None before the first admission."""
@@ -150,23 +155,38 @@ class Request:
         self.blocks: list[int] = []
         self.computed = 0
         self.confirmed = 0
+        """Computed tokens whose results have landed; of a decoding request as of its last full
+        block, since there it is len(ids) - 1."""
         self.length = len(ids)
+        self.entry_length = 0
+        """`length` on entering the worker. What lies below it is prefill, down to the last token,
+        and a longer request decodes."""
         self.room_tokens = 0
         """Tokens `blocks` have room for."""
+        self.due_at = 0
+        """`computed` at which a decoding request needs a block, or its last token is on its way.
+        0 once it has left."""
         self.published = 0
         self.publish_at = NEVER
         """Confirmed tokens at which the next block is full."""
+        self.wake_length = max_length
+        """`len(ids)` at which a decoding request has filled a block, or is over."""
 
     @property
     def owed(self) -> int:
         """Tokens that steps in flight will sample."""
         return self.length - len(self.ids)
 
+    def next_publication(self, n_confirmed: int) -> None:
+        """The next block is full at `n_confirmed` tokens: with the token sampled after them, the
+        request is one longer."""
+        self.publish_at = n_confirmed
+        self.wake_length = min(n_confirmed + 1, self.max_length)
+
     def forget_progress(self) -> None:
         """Back to nothing computed; results in flight deliver their tokens and count no more."""
-        self.incarnation += 1
         self.computed = self.confirmed = self.published = self.room_tokens = 0
-        self.publish_at = NEVER
+        self.next_publication(NEVER)
         self.length = len(self.ids)
 
 

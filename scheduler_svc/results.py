@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.errors import InvariantError
-from pagemesh.scheduler_svc.inflight import InFlight
+from pagemesh.scheduler_svc.inflight import Chunk, InFlight
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
 from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request, Status
@@ -27,56 +27,68 @@ class ResultReader:
 
     def read(self, flight: InFlight, result: StepResult) -> None:
         sampled = unpack_ids(result.sampled)
-        if len(sampled) != len(flight.rows):
+        if len(sampled) != flight.n_rows:
             raise InvariantError(
-                f"step {flight.step} has {len(flight.rows)} rows, its result {len(sampled)}"
+                f"step {flight.step} has {flight.n_rows} rows, its result {len(sampled)}"
             )
         # Failures first: the rows they end are then dropped like any other finished request's.
         self._fail_rows(flight, result)
         self._fail_unsampled(flight, sampled)
         self._pass_on_logprobs(flight, result)
-        self._take_in(flight, sampled)
+        n_decodes = len(flight.decodes)
+        self._take_in_decodes(flight.decodes, sampled[:n_decodes])
+        for chunk, token in zip(flight.chunks, sampled[n_decodes:], strict=True):
+            self._take_in_chunk(chunk, token)
 
     def take_sealed(self) -> list[BlockContent]:
         """(block, hash) pairs published since the last call."""
         sealed, self._sealed = self._sealed, []
         return sealed
 
-    def _take_in(self, flight: InFlight, sampled: Sequence[int]) -> None:
+    def _take_in_decodes(self, decodes: Sequence[Request], sampled: Sequence[int]) -> None:
         """The hot loop: one pass over the rows, nothing allocated for a row that just goes on."""
-        for request, incarnation, n_tokens, samples, token in zip(
-            flight.rows,
-            flight.incarnations,
-            flight.n_tokens,
-            flight.samples,
-            sampled,
-            strict=True,
-        ):
-            if request.incarnation != incarnation:
-                if samples and request.status is Status.PREEMPTED:
-                    self._deliver_stale(request, token)
-                continue
-            request.confirmed = confirmed = request.confirmed + n_tokens
-            if confirmed >= request.publish_at:
-                self._sealed += self._cache.publish(request)
-            if not samples:
-                continue
-            if request.prefill_only:
-                self._end(request, Stop("length"))
+        running = Status.RUNNING
+        for request, token in zip(decodes, sampled, strict=True):
+            if request.status is not running:
+                self._deliver_stale(request, token)
                 continue
             ids, client = request.ids, request.client
             ids.append(token)
             client.keys.append(request.key)
             client.ids.append(token)
-            if token in request.stop_ids or len(ids) >= request.max_length:
-                self._stop_if_over(request, token)
+            if len(ids) >= request.wake_length or token in request.stop_ids:
+                self._wake(request, token)
+
+    def _wake(self, request: Request, token: int) -> None:
+        """A decoding request has filled a block, or may be over."""
+        if len(request.ids) > request.publish_at:
+            request.confirmed = len(request.ids) - 1
+            self._sealed += self._cache.publish(request)
+        self._stop_if_over(request, token)
+
+    def _take_in_chunk(self, chunk: Chunk, token: int) -> None:
+        request, n_tokens, samples = chunk
+        if request.status is not Status.RUNNING:
+            if samples:
+                self._deliver_stale(request, token)
+            return
+        request.confirmed += n_tokens
+        if request.confirmed >= request.publish_at:
+            self._sealed += self._cache.publish(request)
+        if samples and request.prefill_only:
+            self._end(request, Stop("length"))
+        elif samples:
+            self._deliver(request, token)
 
     def _deliver_stale(self, request: Request, token: int) -> None:
-        """The token is good, and the request known one longer; nothing is computed for it."""
-        if request.prefill_only:
-            return
+        """Of a preempted request: the token is good, and the request known one longer; nothing is
+        computed for it. Of a finished request nobody wants it."""
+        if request.status is Status.PREEMPTED and not request.prefill_only:
+            request.length += 1
+            self._deliver(request, token)
+
+    def _deliver(self, request: Request, token: int) -> None:
         request.ids.append(token)
-        request.length += 1
         request.client.keys.append(request.key)
         request.client.ids.append(token)
         self._stop_if_over(request, token)
@@ -108,9 +120,10 @@ class ResultReader:
         """A row that should have sampled and did not would wait for ever."""
         if min(sampled, default=0) >= 0:
             return
-        for request, samples, token in zip(flight.rows, flight.samples, sampled, strict=True):
-            if samples and token < 0:
-                error = WireError(500, "step_failed", None, "the worker sampled no token")
+        error = WireError(500, "step_failed", None, "the worker sampled no token")
+        due = [*flight.decodes, *(c.request if c.samples else None for c in flight.chunks)]
+        for request, token in zip(due, sampled, strict=True):
+            if request is not None and token < 0:
                 self._lifecycle.fail(request, error, flight.step)
 
     def _pass_on_logprobs(self, flight: InFlight, result: StepResult) -> None:
@@ -128,6 +141,7 @@ class ResultReader:
 
 
 def _row(flight: InFlight, row: int) -> Request:
-    if not 0 <= row < len(flight.rows):
+    if not 0 <= row < flight.n_rows:
         raise InvariantError(f"step {flight.step} has no row {row}")
-    return flight.rows[row]
+    n_decodes = len(flight.decodes)
+    return flight.decodes[row] if row < n_decodes else flight.chunks[row - n_decodes].request

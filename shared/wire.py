@@ -360,23 +360,32 @@ class Step(NamedTuple):
     every row it had and takes over `epoch`; other steps must carry that epoch and `base` = the
     last step.
 
-    Applied in this order: `gone` slots are freed, `new` rows enter, `cont` appends blocks,
-    `copies` (packed pairs src, dst) are made, then `slots[i]` computes `n_tokens[i]` tokens
-    (decodes first). A row samples one token exactly when its computed count catches up with its
-    known tokens; the sampled token becomes known, so step N+1 needs counts only. An empty step
-    (no slots) launches no model. `sealed`: (block, hash) pairs now holding that content.
+    Applied in this order: `gone` slots are freed, `new` rows enter, `grown` (packed pairs slot,
+    block) appends a block to each slot's table, `copies` (packed pairs src, dst) are made, then the
+    rows compute. `shared.step_rows` says which they are: slots that decode, in an order that lasts
+    from step to step, one token each, then `chunks` (packed pairs slot, tokens), for this step
+    alone. `paused` and `gone` slots leave that order and `joined` ones go to its end. So a
+    steady decode step names no row at all; `n_rows` and `n_tokens` count them.
+
+    A row samples one token exactly when its computed count catches up with its known tokens; the
+    sampled token becomes known, so step N+1 needs counts only. A step without rows launches no
+    model. `sealed` blocks now hold the content of `sealed_hashes` (packed, one each).
     """
 
     epoch: int
     step: int
     base: int
-    gone: bytes
-    new: list[NewRow]
-    cont: list[tuple[int, bytes]]
-    copies: bytes
-    slots: bytes
-    n_tokens: bytes
-    sealed: list[tuple[int, bytes]] = []
+    n_rows: int
+    n_tokens: int
+    gone: bytes = b""
+    new: list[NewRow] = []
+    grown: bytes = b""
+    copies: bytes = b""
+    paused: bytes = b""
+    joined: bytes = b""
+    chunks: bytes = b""
+    sealed: bytes = b""
+    sealed_hashes: bytes = b""
 
 
 class StepResult(NamedTuple):

@@ -7,9 +7,10 @@ the host reading them, so a step may be staged before the tokens of the one befo
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.shared.step_rows import StepRows
 from pagemesh.shared.wire import NewRow, Step
 
 Ints = NDArray[np.int64]
@@ -30,6 +32,10 @@ class BadStep(ValueError):
 def unpack(data: bytes) -> Ints:
     """Packed wire integers as int64[N]."""
     return np.frombuffer(data, WIRE_INT).astype(np.int64)
+
+
+def _as_ints(values: array[int]) -> Ints:
+    return np.frombuffer(values, np.int32).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,7 @@ class Batch:
         self._block_tokens = block_tokens
         self._num_blocks = num_blocks
         self._device = device
+        self._step_rows = StepRows()
         self._live = np.zeros(max_num_seqs, np.bool_)
         self._marks = np.zeros(max_num_seqs, np.int64)
         self.known = np.zeros(max_num_seqs, np.int64)
@@ -105,6 +112,7 @@ class Batch:
         return int(self._live.sum())
 
     def clear(self) -> None:
+        self._step_rows.clear()
         self._live[:] = False
 
     # -- diffs ------------------------------------------------------------------------------------
@@ -125,21 +133,26 @@ class Batch:
         self.computed[row.slot] = row.computed
         self.n_prompt[row.slot] = row.n_prompt
         self._request_ids[row.slot] = row.request_id
-        self._n_blocks[row.slot] = 0
-        self.append_blocks(row.slot, row.blocks)
+        self._set_blocks(row.slot, np.frombuffer(row.blocks, WIRE_INT))
         first = row.slot * self._row_tokens
         self._token_ids[first : first + len(ids)] = torch.from_numpy(ids.copy())
 
-    def append_blocks(self, slot: int, packed: bytes) -> None:
-        if not 0 <= slot < len(self._live) or not self._live[slot]:
-            raise BadStep(f"blocks for slot {slot}, which is empty")
-        blocks = np.frombuffer(packed, WIRE_INT)
-        first = self._n_blocks[slot]
-        end = first + len(blocks)
-        if end > self._blocks.shape[1] or not ((blocks > 0) & (blocks < self._num_blocks)).all():
+    def _set_blocks(self, slot: int, blocks: NDArray[np.int32]) -> None:
+        if len(blocks) > self._blocks.shape[1] or not self._in_pool(blocks):
             raise BadStep(f"blocks of slot {slot} lie outside the pool or its table")
-        self._blocks[slot, first:end] = blocks
-        self._n_blocks[slot] = end
+        self._blocks[slot, : len(blocks)] = blocks
+        self._n_blocks[slot] = len(blocks)
+
+    def grow(self, grown: Ints) -> None:
+        """Append a block to the table of each slot; `grown` is int64[N, 2], (slot, block)."""
+        slots, blocks = grown.T
+        if not self._are_live(slots):
+            raise BadStep("a block for a slot that is empty")
+        if not self._in_pool(blocks) or (self._n_blocks[slots] == self._blocks.shape[1]).any():
+            raise BadStep("a new block lies outside the pool or the table")
+        self._require_distinct(slots)
+        self._blocks[slots, self._n_blocks[slots]] = blocks
+        self._n_blocks[slots] += 1
 
     def tokens_of(self, slot: int) -> Tensor:
         """int32 ids of every known token of a slot, on the device."""
@@ -150,6 +163,9 @@ class Batch:
         """Names of the requests in `slots`, for the log."""
         return [self._request_ids[slot] for slot in slots.tolist()]
 
+    def _in_pool(self, blocks: NDArray[Any]) -> bool:
+        return bool(((blocks > 0) & (blocks < self._num_blocks)).all())
+
     def _are_live(self, slots: Ints) -> bool:
         in_range = bool(((slots >= 0) & (slots < len(self._live))).all())
         return in_range and bool(self._live[slots].all())
@@ -158,7 +174,7 @@ class Batch:
 
     def rows(self, step: Step) -> Rows:
         """The rows that `step` computes, once its diffs are applied."""
-        slots, n_tokens = unpack(step.slots), unpack(step.n_tokens)
+        slots, n_tokens = map(_as_ints, self._step_rows.follow(step))
         self._check_slots(slots, n_tokens)
         starts = self.computed[slots]
         ends = starts + n_tokens
@@ -169,10 +185,13 @@ class Batch:
         return Rows(np.arange(len(slots)), slots, n_tokens, starts, ends == self.known[slots])
 
     def _check_slots(self, slots: Ints, n_tokens: Ints) -> None:
-        if len(slots) != len(n_tokens) or not (n_tokens > 0).all():
+        if not (n_tokens > 0).all():
             raise BadStep("every row of a step must compute tokens")
         if not self._are_live(slots):
             raise BadStep("a row of the step is in no slot")
+        self._require_distinct(slots)
+
+    def _require_distinct(self, slots: Ints) -> None:
         # A slot standing twice keeps the mark of one place only.
         places = np.arange(len(slots))
         self._marks[slots] = places

@@ -167,8 +167,7 @@ def warm_up(runner: Runner) -> None:
         blocks=pack_ids([1]),
         computed=0,
     )
-    none, slots, n_tokens = pack_ids([]), pack_ids([0]), pack_ids([1])
-    result = runner.execute(Step(0, 1, 0, none, [new], [], none, slots, n_tokens))
+    result = runner.execute(Step(0, 1, 0, n_rows=1, n_tokens=1, new=[new], chunks=pack_ids([0, 1])))
     runner.reset()
     if result.failed:
         raise StartupError(f"the model cannot generate a token: {result.failed[0][1]}")

@@ -23,7 +23,7 @@ class ResultBuilder:
     def __init__(self, step: Step) -> None:
         self.step = step.step
         self._epoch = step.epoch
-        self._sampled = np.full(len(step.slots) // WIRE_INT.itemsize, -1, WIRE_INT)
+        self._sampled = np.full(step.n_rows, -1, WIRE_INT)
         self.nonfinite: set[int] = set()
         """Places of rows in the step whose logits were NaN or infinite."""
         self._logprobs: list[LogprobRow] = []

@@ -135,8 +135,8 @@ class Runner:
             self._batch.enter(new)
             known = self._batch.tokens_of(new.slot)
             self._sampling.enter(new.slot, new.params, new.seed, known, new.n_prompt)
-        for slot, blocks in step.cont:
-            self._batch.append_blocks(slot, blocks)
+        if step.grown:
+            self._batch.grow(unpack(step.grown).reshape(-1, 2))
         if step.copies:
             src, dst = torch.from_numpy(unpack(step.copies).reshape(-1, 2).T).to(self._device)
             self._kv.copy_blocks(src, dst)

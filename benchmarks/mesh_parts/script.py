@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from pagemesh.shared.step_rows import StepRows
 from pagemesh.shared.wire import Step
 
 WIRE_INT: Final = np.dtype("<i4")
@@ -28,17 +29,21 @@ class ScriptedRows:
 
     def __init__(self, script: NDArray[np.int32], max_num_seqs: int) -> None:
         self._script = script
+        self._step_rows = StepRows()
         self._known = np.zeros(max_num_seqs, dtype=np.int64)
         self._computed = np.zeros(max_num_seqs, dtype=np.int64)
         self._cursor = np.arange(max_num_seqs, dtype=np.int64) * _STRIDE_TOKENS
 
     def execute(self, step: Step) -> bytes:
         """Packed `sampled` of the step: one id per row, -1 where the row does not sample."""
+        if step.base == 0:
+            self._step_rows.clear()
         for row in step.new:
             self._known[row.slot] = len(row.ids) // WIRE_INT.itemsize
             self._computed[row.slot] = row.computed
-        slots = np.frombuffer(step.slots, WIRE_INT)
-        self._computed[slots] += np.frombuffer(step.n_tokens, WIRE_INT)
+        rows = self._step_rows.follow(step)
+        slots = np.frombuffer(rows.slots, np.int32)
+        self._computed[slots] += np.frombuffer(rows.n_tokens, np.int32)
         samples = self._computed[slots] == self._known[slots]
         self._known[slots] += samples
         self._cursor[slots] += samples

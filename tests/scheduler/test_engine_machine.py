@@ -261,6 +261,18 @@ class EngineMachine(RuleBasedStateMachine):
                 check_counters(request, self.driver.card.block_tokens)
 
     @invariant()
+    def decode_order_is_sound(self) -> None:
+        """Whoever runs is in the order or off it, and the worker has the same order."""
+        residents = self.driver.engine._residents
+        on = {r.slot: r for r in residents.decoding if r.status is Status.RUNNING}
+        assert not on.keys() & residents.off_order.keys()
+        assert on | residents.off_order == residents.running
+        worker, writer = self.driver.worker, self.driver.engine._writer
+        if worker.in_step and worker.last_step == writer.step and not writer.snapshot_due:
+            pairs = zip(residents.decoding, worker.decoding, strict=True)
+            assert all(request.slot == slot for request, slot in pairs if request.slot >= 0)
+
+    @invariant()
     def stats_are_sound(self) -> None:
         stats = self.driver.engine.stats()
         assert stats.running + stats.waiting == len(self.live())

@@ -10,13 +10,7 @@ from worker_model import EPOCH
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.shared.errors import RequestError, SettingsError
 from pagemesh.shared.settings import SchedulerSettings
-from pagemesh.shared.wire import Step, unpack_ids
-
-
-def rows(step: Step | None) -> list[tuple[int, int]]:
-    """(slot, tokens) of each row."""
-    assert step is not None
-    return list(zip(unpack_ids(step.slots), unpack_ids(step.n_tokens), strict=True))
+from pagemesh.shared.wire import unpack_ids
 
 
 def prompt(n: int, token: int = 3) -> list[int]:
@@ -29,9 +23,9 @@ def prompt(n: int, token: int = 3) -> list[int]:
 def test_a_long_prompt_is_computed_in_chunks_beside_decodes_and_behind_them() -> None:
     driver = Driver(capacity=make_capacity(budget=10), run_ahead_depth=1)
     short = driver.submit(make_submit(1, prompt(4), max_tokens=6))
-    assert rows(driver.step()) == [(0, 4)]
+    assert driver.rows(driver.step()) == [(0, 4)]
     long = driver.submit(make_submit(2, prompt(25, 4), max_tokens=2))
-    assert [rows(driver.step()) for _ in range(3)] == [
+    assert [driver.rows(driver.step()) for _ in range(3)] == [
         [(0, 1), (1, 9)],
         [(0, 1), (1, 9)],
         [(0, 1), (1, 7)],
@@ -46,7 +40,7 @@ def test_unfinished_prompts_come_before_new_ones() -> None:
     driver.submit(make_submit(1, prompt(12)))
     driver.step()
     driver.submit(make_submit(2, prompt(12, 4)))
-    assert rows(driver.step()) == [(0, 4), (1, 4)]
+    assert driver.rows(driver.step()) == [(0, 4), (1, 4)]
 
 
 def test_decodes_beyond_the_budget_wait_and_everyone_ends() -> None:
@@ -76,8 +70,8 @@ def test_without_chunking_a_prompt_waits_until_it_fits_one_step() -> None:
     driver.submit(make_submit(1, prompt(20)))
     driver.submit(make_submit(2, prompt(20, 4)))
     driver.submit(make_submit(3, prompt(2, 5)))
-    assert rows(driver.step()) == [(0, 20)]
-    assert rows(driver.step()) == [(0, 1), (1, 20), (2, 2)]
+    assert driver.rows(driver.step()) == [(0, 20)]
+    assert driver.rows(driver.step()) == [(0, 1), (1, 20), (2, 2)]
 
 
 def test_without_chunking_the_budget_must_hold_a_whole_prompt() -> None:
@@ -122,10 +116,10 @@ def test_the_watermark_holds_only_beside_other_requests() -> None:
     driver = Driver(capacity=make_capacity(num_blocks=11), watermark=0.5, run_ahead_depth=1)
     driver.submit(make_submit(1, prompt(20), max_tokens=1))
     driver.submit(make_submit(2, prompt(20, 4), max_tokens=1))
-    assert rows(driver.step()) == [(0, 20)]
+    assert driver.rows(driver.step()) == [(0, 20)]
     driver.submit(make_submit(3, prompt(8, 5), max_tokens=1))
-    assert rows(driver.step()) == [(0, 20)]
-    assert rows(driver.step()) == [(0, 8)]
+    assert driver.rows(driver.step()) == [(0, 20)]
+    assert driver.rows(driver.step()) == [(0, 8)]
 
 
 def test_first_come_first_served_even_if_a_later_one_would_fit() -> None:
@@ -149,7 +143,7 @@ def test_arrival_decides_under_fcfs_and_priority_under_priority() -> None:
                 make_submit(key, prompt(key), max_tokens=1, priority=priority, arrival_s=arrival_s)
             )
         driver.run()
-        order[policy] = [rows(step)[0][1] for step in driver.steps if step.slots]
+        order[policy] = [driver.rows(step)[0][1] for step in driver.steps if step.n_rows]
     assert order == {"fcfs": [3, 2, 1], "priority": [2, 3, 1]}
 
 
@@ -353,7 +347,7 @@ def test_a_length_stop_is_predicted(depth: int) -> None:
     driver = Driver(run_ahead_depth=depth)
     driver.submit(make_submit(1, prompt(5), max_tokens=4))
     driver.run()
-    computed = sum(n for step in driver.steps for _, n in rows(step))
+    computed = sum(n for step in driver.steps for _, n in driver.rows(step))
     assert computed == 5 + 3
 
 
@@ -378,6 +372,6 @@ def test_the_worker_hears_of_freed_slots_even_when_nothing_else_runs() -> None:
     driver.engine.end("tokenizer-1", [1], "abort", 0.0)
     del driver.seen["tokenizer-1", 1]
     step = driver.step()
-    assert (unpack_ids(step.gone), step.slots) == ([0], b"")
+    assert (unpack_ids(step.gone), step.n_rows) == ([0], 0)
     assert not driver.worker.rows
     assert driver.plan() is None

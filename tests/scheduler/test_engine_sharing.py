@@ -15,7 +15,7 @@ from scheduler_helpers import (
 )
 
 from pagemesh.scheduler_svc.client import Client
-from pagemesh.shared.hashing import chain_hashes
+from pagemesh.shared.hashing import chain_hashes, split_hashes
 from pagemesh.shared.wire import NewRow, PromptLogprobs, pack_ids, unpack_ids
 
 PROMPT = list(range(3, 14))
@@ -138,7 +138,7 @@ def test_published_hashes_continue_the_chain_of_the_prompt() -> None:
     driver.run()
     driver.submit(make_submit(2, [28], max_tokens=1))
     driver.run()
-    sealed = [content for step in driver.steps for _, content in step.sealed]
+    sealed = [c for step in driver.steps for c in split_hashes(step.sealed_hashes)]
     ids = pack_ids([*PROMPT, *seen.ids])
     assert sealed == chain_hashes(ids, 4, salt="pepper")[: len(sealed)]
     assert len(sealed) == 5
@@ -193,7 +193,7 @@ def test_choices_share_the_prompts_blocks_and_copy_what_they_write(
     seen = submit_group(driver, PROMPT[:n_prompt])
     first, second = driver.step(), driver.step()
     [leader] = first.new
-    assert unpack_ids(first.n_tokens) == [n_prompt]
+    assert driver.rows(first) == [(leader.slot, n_prompt)]
     forks = second.new
     assert [fork.computed for fork in forks] == [n_prompt - 1] * 2
     leader_blocks = unpack_ids(leader.blocks)
@@ -298,7 +298,7 @@ def test_a_block_reused_in_the_step_that_would_seal_it_is_not_sealed() -> None:
     driver.step()
     step = driver.step()
     assert step.new
-    assert step.sealed == []
+    assert step.sealed == b""
     driver.run()
 
 

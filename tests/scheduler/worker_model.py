@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagemesh.shared.hashing import chain_hashes
+from pagemesh.shared.hashing import chain_hashes, split_hashes
 from pagemesh.shared.wire import (
     Capacity,
     LogprobRow,
@@ -45,6 +45,11 @@ def digests_of(ids: Sequence[int]) -> list[int]:
 
 def next_token(digest: int) -> int:
     return digest % VOCAB
+
+
+def pairs(packed: bytes) -> list[tuple[int, int]]:
+    flat = unpack_ids(packed)
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 class ContractViolation(AssertionError):
@@ -83,6 +88,9 @@ class WorkerModel:
             [None] * card.block_tokens for _ in range(capacity.num_blocks)
         ]
         self.rows: dict[int, Row] = {}
+        self.decoding: list[int] = []
+        self.batches: dict[int, list[tuple[int, int]]] = {}
+        """(slot, tokens) of each row, by step."""
         self.last_step = 0
         self.in_step = False
         self.steps = 0
@@ -93,25 +101,28 @@ class WorkerModel:
     ) -> StepResult | NeedSnapshot:
         """`nonfinite`, `failed`: rows that go wrong (taken modulo the number of rows)."""
         if step.base == 0:
-            self.rows = {}
+            self.rows, self.decoding = {}, []
             self.in_step = True
         elif not self.in_step or step.base != self.last_step:
             return self.notice_gap()
         self.last_step = step.step
         self.steps += 1
         self._apply(step)
-        slots, n_tokens = unpack_ids(step.slots), unpack_ids(step.n_tokens)
+        batch = self._batch(step)
+        self.batches[step.step] = batch
+        slots, n_tokens = [slot for slot, _ in batch], [n for _, n in batch]
         self._check_batch(slots, n_tokens)
         n = len(slots)
         result = self._compute(
             step, slots, n_tokens, {i % n for i in nonfinite if n}, {i % n for i in failed if n}
         )
-        for block, content in step.sealed:
+        sealed = unpack_ids(step.sealed)
+        for block, content in zip(sealed, split_hashes(step.sealed_hashes), strict=True):
             self._check_sealed(block, content)
         return result
 
     def notice_gap(self) -> NeedSnapshot:
-        self.rows = {}
+        self.rows, self.decoding = {}, []
         self.in_step = False
         return NeedSnapshot(EPOCH, self.last_step)
 
@@ -124,11 +135,10 @@ class WorkerModel:
             del self.rows[slot]
         for new in step.new:
             self._enter(new)
-        for slot, blocks in step.cont:
-            require(slot in self.rows, f"blocks for the empty slot {slot}")
-            self.rows[slot].blocks += unpack_ids(blocks)
-        copies = unpack_ids(step.copies)
-        for src, dst in zip(copies[::2], copies[1::2], strict=True):
+        for slot, block in pairs(step.grown):
+            require(slot in self.rows, f"a block for the empty slot {slot}")
+            self.rows[slot].blocks.append(block)
+        for src, dst in pairs(step.copies):
             require(self._holders(dst) == 1, f"copy into block {dst}, which is shared or free")
             self.pages[dst] = list(self.pages[src])
         for row in self.rows.values():
@@ -162,6 +172,21 @@ class WorkerModel:
         require(content in chains, f"block {block} is sealed with another content's hash")
 
     # -- the batch ---------------------------------------------------------------------------------
+
+    def _batch(self, step: Step) -> list[tuple[int, int]]:
+        for slot in unpack_ids(step.gone):
+            if slot in self.decoding:
+                self.decoding.remove(slot)
+        for slot in unpack_ids(step.paused):
+            require(slot in self.decoding, f"slot {slot} pauses but did not decode")
+            self.decoding.remove(slot)
+        for slot in unpack_ids(step.joined):
+            require(slot not in self.decoding, f"slot {slot} joins but decodes already")
+            self.decoding.append(slot)
+        batch = [*((slot, 1) for slot in self.decoding), *pairs(step.chunks)]
+        require(len(batch) == step.n_rows, "the rows are not as many as the step says")
+        require(sum(n for _, n in batch) == step.n_tokens, "nor are the tokens")
+        return batch
 
     def _check_batch(self, slots: list[int], n_tokens: list[int]) -> None:
         require(len(slots) == len(n_tokens), "slots and tokens differ in number")

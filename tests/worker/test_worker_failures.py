@@ -236,21 +236,26 @@ def test_reset_forgets(decoder: Decoder) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        {"slots": pack_ids([1])},
-        {"slots": pack_ids([-1])},
-        {"slots": pack_ids([99])},
-        {"slots": pack_ids([0, 0]), "n_tokens": pack_ids([1, 1])},
-        {"n_tokens": pack_ids([2])},
-        {"n_tokens": pack_ids([0])},
-        {"n_tokens": pack_ids([1, 1])},
+        {"joined": pack_ids([1])},
+        {"joined": pack_ids([-1])},
+        {"joined": pack_ids([99])},
+        {"joined": pack_ids([0, 0]), "n_rows": 2, "n_tokens": 2},
+        {"joined": b"", "chunks": pack_ids([0, 2]), "n_tokens": 2},
+        {"joined": b"", "chunks": pack_ids([0, 0]), "n_tokens": 0},
+        {"chunks": pack_ids([0, 1]), "n_rows": 2, "n_tokens": 2},
+        {"chunks": pack_ids([0]), "n_rows": 2},
+        {"n_rows": 2},
+        {"n_tokens": 2},
         {"gone": pack_ids([3])},
         {"gone": pack_ids([-8])},
-        {"cont": [(0, pack_ids([0]))]},
-        {"cont": [(0, pack_ids([96]))]},
-        {"cont": [(0, pack_ids([1] * 16))]},
-        {"cont": [(5, pack_ids([1]))]},
+        {"grown": pack_ids([0, 0])},
+        {"grown": pack_ids([0, 96])},
+        {"grown": pack_ids([0, 1, 0, 2])},
+        {"grown": pack_ids([5, 1])},
+        {"grown": pack_ids([-1, 1])},
+        {"grown": pack_ids([0])},
         {"copies": pack_ids([1, 500])},
-        {"slots": b"\0\0\0"},
+        {"joined": b"\0\0\0"},
     ],
     ids=str,
 )
@@ -262,7 +267,7 @@ def test_a_step_that_contradicts_the_batch_fails_and_the_next_needs_a_snapshot(
     driver.run({0: 7})
     step = driver.plan({0: 1})._replace(**damage)
     result = driver.runner.execute(step)
-    assert [row for row, _ in result.failed] == list(range(len(step.slots) // 4))
+    assert [row for row, _ in result.failed] == list(range(step.n_rows))
     with pytest.raises(StepGap) as gap:
         driver.run({0: 1})
     assert gap.value.last_step == step.step
@@ -281,7 +286,7 @@ def test_a_row_that_cannot_enter(decoder: Decoder, slot: int, n_ids: int, comput
     driver.enter(0, PROMPT)
     driver.run({0: 7})
     driver.enter(slot, [1] * n_ids, computed=computed)
-    step = driver.plan({})._replace(slots=pack_ids([slot]), n_tokens=pack_ids([1]))
+    step = driver.plan({})._replace(joined=pack_ids([slot]), n_rows=1, n_tokens=1)
     assert len(driver.runner.execute(step).failed) == 1
 
 

@@ -11,7 +11,7 @@ from pagemesh.worker_svc.metrics import WorkerMetrics
 def test_names_and_labels() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry)
-    step = Step(1, 1, 0, b"", [], [], b"", b"", b"")
+    step = Step(1, 1, 0, 0, 0)
     metrics.count(step, StepResult(1, 1, b"", nonfinite=[0], failed=[(1, "broken")]))
     samples = [sample for family in registry.collect() for sample in family.samples]
     labels = {s.name: set(s.labels) for s in samples if not s.name.endswith("_created")}

@@ -138,7 +138,7 @@ async def test_metrics(worker: Worker) -> None:
         books.enter(0, PROMPT)
         scheduler.link.send(books.plan({0: 4}))
         scheduler.link.send(books.plan({0: 1}))
-        scheduler.link.send(books.plan({0: 1})._replace(slots=pack_ids([7])))
+        scheduler.link.send(books.plan({0: 1})._replace(gone=pack_ids([7])))
         for _ in range(3):
             await scheduler.next()
         _, text = await worker.get("/metrics")

@@ -106,6 +106,9 @@ class Driver:
     _gone: list[int] = field(default_factory=list)
     _new: list[NewRow] = field(default_factory=list)
     copies: list[int] = field(default_factory=list)
+    _decoding: list[int] = field(default_factory=list)
+    rows: dict[int, list[int]] = field(default_factory=dict)
+    """Slots of each step's rows, in order, by step."""
 
     def __post_init__(self) -> None:
         self.free = list(range(1, self.runner.capacity.num_blocks))
@@ -142,31 +145,40 @@ class Driver:
 
     def plan(self, work: dict[int, int]) -> Step:
         """The frame that computes `work` (slot → tokens). Counts advance now, as in run-ahead."""
-        order = sorted(work, key=lambda slot: work[slot] != 1)
-        grown = {slot: self._grow(slot, work[slot]) for slot in order}
+        stayed = [slot for slot in self._decoding if slot not in self._gone]
+        decoding = [slot for slot in stayed if work.get(slot) == 1]
+        joined = [slot for slot, n in work.items() if n == 1 and slot not in decoding]
+        chunks = [slot for slot, n in work.items() if n != 1]
+        self._decoding = decoding + joined
+        order = self._decoding + chunks
         step = Step(
             epoch=self.epoch,
             step=self.last_step + 1,
             base=self.last_step,
+            n_rows=len(work),
+            n_tokens=sum(work.values()),
             gone=pack_ids(self._gone),
             new=self._new,
-            cont=[(slot, pack_ids(blocks)) for slot, blocks in grown.items() if blocks],
+            grown=pack_ids([n for slot in order for n in self._grow(slot, work[slot])]),
             copies=pack_ids(self.copies),
-            slots=pack_ids(order),
-            n_tokens=pack_ids([work[slot] for slot in order]),
+            paused=pack_ids([slot for slot in stayed if slot not in decoding]),
+            joined=pack_ids(joined),
+            chunks=pack_ids([n for slot in chunks for n in (slot, work[slot])]),
         )
         self._gone, self._new, self.copies = [], [], []
         self.last_step += 1
+        self.rows[step.step] = order
         return step
 
-    def _grow(self, slot: int, n_tokens: int) -> list[int]:
-        booked, grown = self.slots[slot], []
+    def _grow(self, slot: int, n_tokens: int) -> tuple[int, ...]:
+        """The slot and its new block, if it needs one."""
+        booked = self.slots[slot]
         booked.computed += n_tokens
-        while len(booked.blocks) * self.block_tokens < booked.computed:
-            grown.append(self.free.pop())
-            booked.blocks.append(grown[-1])
         booked.known += booked.computed == booked.known
-        return grown
+        if len(booked.blocks) * self.block_tokens >= booked.computed:
+            return ()
+        booked.blocks.append(self.free.pop())
+        return (slot, booked.blocks[-1])
 
     def run(self, work: dict[int, int]) -> StepResult:
         return self.runner.execute(self.plan(work))
@@ -176,7 +188,7 @@ class Driver:
 
     def sampled(self, step: Step, result: StepResult) -> dict[int, int]:
         """slot → sampled token."""
-        pairs = zip(unpack_ids(step.slots), unpack_ids(result.sampled), strict=True)
+        pairs = zip(self.rows[step.step], unpack_ids(result.sampled), strict=True)
         return {slot: token for slot, token in pairs if token >= 0}
 
 
