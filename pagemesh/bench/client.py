@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import aiohttp
 
+from pagemesh.bench.client_load import ClientLoad, measured_load
 from pagemesh.bench.records import Failure, Record
 from pagemesh.bench.sse import StreamFailed, StreamLog
+from pagemesh.shared.errors import PagemeshError
 
-LAG_PERIOD_S: Final = 0.05
 _SHOWN_CHARS: Final = 300
 
 Now = Callable[[], float]
@@ -41,20 +42,16 @@ class Job:
 
 
 class Share(NamedTuple):
-    """What one client process has to do."""
+    """What one client process has to do. One that `gives_up` stops once it is the limit."""
 
     target: Target
     jobs: list[Job]
     max_concurrency: int | None
+    gives_up: bool = False
 
 
-@dataclass(slots=True)
-class ClientLoad:
-    """How busy one client was. `cpu_share` is the share of one core that its thread used; `lag_s`
-    are samples of how late its event loop ran."""
-
-    cpu_share: float = 0.0
-    lag_s: list[float] = field(default_factory=list)
+class ClientSaturated(PagemeshError):
+    """The client, not the server, has become the limit of the run."""
 
 
 class ShareResult(NamedTuple):
@@ -64,7 +61,7 @@ class ShareResult(NamedTuple):
 
 async def run_share(share: Share, start_s: float, on_done: OnDone) -> ShareResult:
     """Send every job at `start_s + arrival_s` (monotonic clock), or as soon as the concurrency
-    allows it."""
+    allows it. Raises ClientSaturated when it gives up."""
     records: list[Record] = []
 
     def done(record: Record) -> None:
@@ -73,8 +70,12 @@ async def run_share(share: Share, start_s: float, on_done: OnDone) -> ShareResul
 
     async with open_session(share.target) as session:
         await _sleep_until(start_s)
-        with _measured_load() as load:
-            await _send_all(session, share, start_s, done)
+        sending = asyncio.create_task(_send_all(session, share, start_s, done))
+        async with measured_load(sending.cancel if share.gives_up else _go_on) as load:
+            await asyncio.wait([sending])
+    if sending.cancelled():
+        raise ClientSaturated("a client process was the limit")
+    sending.result()
     return ShareResult(records, load)
 
 
@@ -130,28 +131,12 @@ async def _send_all(
             group.create_task(one(job))
 
 
+def _go_on() -> None:
+    """Keep measuring: the report will say that the client was the limit."""
+
+
 async def _sleep_until(at_s: float) -> None:
     await asyncio.sleep(max(at_s - time.monotonic(), 0.0))
-
-
-@contextmanager
-def _measured_load() -> Iterator[ClientLoad]:
-    load = ClientLoad()
-    wall_s, cpu_s = time.monotonic(), time.thread_time()
-    sampling = asyncio.create_task(_sample_lag(load.lag_s))
-    try:
-        yield load
-    finally:
-        sampling.cancel()
-        elapsed_s = time.monotonic() - wall_s
-        load.cpu_share = (time.thread_time() - cpu_s) / max(elapsed_s, 1e-9)
-
-
-async def _sample_lag(lag_s: list[float]) -> None:
-    while True:
-        due_s = time.monotonic() + LAG_PERIOD_S
-        await asyncio.sleep(LAG_PERIOD_S)
-        lag_s.append(max(time.monotonic() - due_s, 0.0))
 
 
 async def _check_status(answer: aiohttp.ClientResponse) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pagemesh.bench.datasets import Endpoint
 from pagemesh.bench.statistics import GOODPUT_METRICS
@@ -38,7 +38,7 @@ class ServeOptions:
     file_output_len: int = 128
     request_rate: float = math.inf
     max_concurrency: int | None = None
-    clients: int = 1
+    clients: int | Literal["auto"] = "auto"
     num_warmups: int = 1
     request_timeout_s: float = 3600.0
     ignore_eos: bool = False
@@ -105,7 +105,7 @@ def _add_dataset_flags(group: argparse._ArgumentGroup) -> None:
 def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     _add(group, "--request-rate", "requests a second, Poisson; inf: all at once", type=_rate)
     _add(group, "--max-concurrency", "most requests in flight", type=count)
-    _add(group, "--clients", "client processes", type=count)
+    _add(group, "--clients", "client processes; auto: more once one is the limit", type=_clients)
     _add(group, "--num-warmups", "random requests before the measured ones", type=_whole)
     _add(group, "--request-timeout-s", "give a request up after this", type=_rate)
 
@@ -131,6 +131,10 @@ class _Goodput(argparse.Action):
             return name, float(limit)
         except ValueError as error:
             raise argparse.ArgumentError(self, f"{text!r} has no limit in ms") from error
+
+
+def _clients(text: str) -> int | Literal["auto"]:
+    return "auto" if text == "auto" else count(text)
 
 
 def _whole(text: str) -> int:

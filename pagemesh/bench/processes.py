@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import uvloop
 
-from pagemesh.bench.client import Job, Share, ShareResult, Target, run_share
+from pagemesh.bench.client import ClientSaturated, Job, Share, ShareResult, Target, run_share
 from pagemesh.shared.errors import PagemeshError
 
 # Between the last client's readiness and the first request, for the word to get around.
@@ -25,19 +26,34 @@ class ClientDied(PagemeshError):
     """A client process ended without a result; the run is worth nothing."""
 
 
+def most_clients(n_jobs: int, max_concurrency: int | None) -> int:
+    """No more processes than cores, and none without a request to send at any time."""
+    return max(min(os.cpu_count() or 1, n_jobs, max_concurrency or n_jobs), 1)
+
+
 def split(
-    target: Target, jobs: list[Job], max_concurrency: int | None, n_clients: int
+    target: Target,
+    jobs: list[Job],
+    max_concurrency: int | None,
+    n_clients: int,
+    *,
+    give_up: bool = False,
 ) -> list[Share]:
     """Deal `jobs` and the concurrency out in turn. No client is left without either."""
     n_clients = max(min(n_clients, len(jobs), max_concurrency or n_clients), 1)
     return [
-        Share(target, jobs[client::n_clients], _portion(max_concurrency, client, n_clients))
+        Share(
+            target, jobs[client::n_clients], _portion(max_concurrency, client, n_clients), give_up
+        )
         for client in range(n_clients)
     ]
 
 
 def run_shares(shares: list[Share], on_one_done: OnOneDone) -> list[ShareResult]:
-    """Run each share in a process of its own; a single one in this process."""
+    """Run each share in a process of its own; a single one in this process.
+
+    Raises ClientSaturated when one gives up; the others are ended then.
+    """
     if len(shares) == 1:
         return [uvloop.run(run_share(shares[0], time.monotonic(), lambda _: on_one_done()))]
     with ExitStack() as stack:
@@ -71,8 +87,10 @@ def _client(connection: Connection, share: Share) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     connection.send("ready")
     start_s = connection.recv()
-    result = uvloop.run(run_share(share, start_s, lambda _: connection.send(None)))
-    connection.send(result)
+    try:
+        connection.send(uvloop.run(run_share(share, start_s, lambda _: connection.send(None))))
+    except ClientSaturated as gave_up:
+        connection.send(gave_up)
 
 
 def _gather(connections: list[Connection], on_one_done: OnOneDone) -> list[ShareResult]:
@@ -84,6 +102,8 @@ def _gather(connections: list[Connection], on_one_done: OnOneDone) -> list[Share
             message = _receive(connection)
             if message is None:
                 on_one_done()
+            elif isinstance(message, ClientSaturated):
+                raise message
             else:
                 results.append(message)
                 running.remove(connection)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pagemesh.bench.client import ClientLoad
 from pagemesh.bench.client_limit import client_limits, lag_p99_ms
+from pagemesh.bench.client_load import ClientLoad
 from pagemesh.bench.statistics import Spread, Summary
 
 _TITLES: Final = {
@@ -22,7 +22,11 @@ _LABEL_WIDTH: Final = 46
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`setup` describes the run (url, model, options); `refused_ids` see target.Server."""
+    """`setup` describes the run (url, model, options); `refused_ids` see target.Server.
+
+    `n_restarts` is how often the run was started over because its clients were the limit, and
+    `resent` whether the requests were the same again.
+    """
 
     setup: dict[str, Any]
     summary: Summary
@@ -30,6 +34,8 @@ class Report:
     n_clients: int
     refused_ids: str | None
     fixed_lengths: bool
+    n_restarts: int = 0
+    resent: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Flat, with the keys of `vllm bench serve` where it has them."""
@@ -48,6 +54,7 @@ class Report:
             **_flat_latencies(summary.latency_ms),
             "client": {
                 "processes": self.n_clients,
+                "restarts": self.n_restarts,
                 "cpu_share": self.load.cpu_share,
                 "lag_p99_ms": lag_p99_ms(self.load),
                 "limits": client_limits(self.load, self.n_clients),
@@ -73,6 +80,13 @@ class Report:
             yield f"Input tokens lack {summary.without_prompt_count} prompts nobody counted."
         if self.refused_ids is not None:
             yield f"Random prompts are text, about a token a word ({self.refused_ids})."
+        if self.n_restarts:
+            yield (
+                f"Fewer client processes were the limit: the run was started over with "
+                f"{self.n_clients}."
+            )
+            if self.resent:
+                yield "Some requests went out twice: the server may have cached their prompts."
         if self.fixed_lengths and summary.short_answers:
             yield f"{summary.short_answers} answers are shorter than asked for."
         for kind, (n_requests, message) in summary.failures.items():

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import Any, Final, NoReturn
+from dataclasses import asdict, replace
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import uvloop
 from tqdm import tqdm
 
 from pagemesh.bench.arrivals import arrival_times_s
-from pagemesh.bench.client import Job, Target, open_session, stream_one
+from pagemesh.bench.client import (
+    ClientSaturated,
+    Job,
+    ShareResult,
+    Target,
+    open_session,
+    stream_one,
+)
 from pagemesh.bench.datasets import (
     BenchRequest,
     PrefixShape,
@@ -27,7 +35,7 @@ from pagemesh.bench.datasets import (
     shared_prefix_requests,
 )
 from pagemesh.bench.options import ServeOptions
-from pagemesh.bench.processes import run_shares, split
+from pagemesh.bench.processes import most_clients, run_shares, split
 from pagemesh.bench.report import Report
 from pagemesh.bench.statistics import merged_load, summarize
 from pagemesh.bench.target import Server, explore
@@ -36,26 +44,66 @@ from pagemesh.shared.errors import SettingsError, StartupError
 # Short, and of a seed that no dataset uses, so that nothing measured is cached by them.
 _WARMUP_SHAPE: Final = RandomShape(input_len=32, output_len=8)
 _WARMUP_SEED: Final = -1
+_SEEDS_PER_START: Final = 1_000_003
+
+
+class _Run(NamedTuple):
+    server: Server
+    results: list[ShareResult]
+    n_restarts: int
 
 
 def bench_serve(options: ServeOptions) -> Report:
     """Run the benchmark. Raises StartupError when the server cannot be used at all."""
     _check(options)
-    server = uvloop.run(_warmed_up(options))
-    target = _target(options, server.url)
-    jobs = _jobs(options, server, draw_requests(options, server))
-    shares = split(target, jobs, options.max_concurrency, options.clients)
-    with _quiet_collector(), tqdm(total=len(jobs), unit="req") as bar:
-        results = run_shares(shares, lambda: _advance(bar))
-    records = [record for result in results for record in result.records]
+    run = _run_with_enough_clients(options)
+    records = [record for result in run.results for record in result.records]
+    is_file = options.dataset_name == "file"
     return Report(
-        setup=_setup(options, server),
+        setup=_setup(options, run.server),
         summary=summarize(records, options.goodput),
-        load=merged_load(result.load for result in results),
-        n_clients=len(shares),
-        refused_ids=server.refused_ids if options.dataset_name != "file" else None,
+        load=merged_load(result.load for result in run.results),
+        n_clients=len(run.results),
+        refused_ids=None if is_file else run.server.refused_ids,
         fixed_lengths=options.ignore_eos,
+        n_restarts=run.n_restarts,
+        resent=is_file,
     )
+
+
+def _run_with_enough_clients(options: ServeOptions) -> _Run:
+    """Start over with twice the processes while they are the limit and there are cores for more.
+
+    A run under way cannot be helped: what its clients saw late stays in its figures.
+    """
+    n_restarts = 0
+    while True:
+        try:
+            return _start(options, n_restarts)
+        except ClientSaturated:
+            n_restarts += 1
+            tqdm.write("The client is the limit: again with more processes.", sys.stderr)
+
+
+def _start(options: ServeOptions, n_restarts: int) -> _Run:
+    server = uvloop.run(_warmed_up(options))
+    jobs = _jobs(_redrawn(options, n_restarts), server)
+    most = most_clients(len(jobs), options.max_concurrency)
+    n_clients = min(2**n_restarts, most) if options.clients == "auto" else options.clients
+    shares = split(
+        _target(options, server.url),
+        jobs,
+        options.max_concurrency,
+        n_clients,
+        give_up=options.clients == "auto" and n_clients < most,
+    )
+    with _quiet_collector(), tqdm(total=len(jobs), unit="req") as bar:
+        return _Run(server, run_shares(shares, lambda: _advance(bar)), n_restarts)
+
+
+def _redrawn(options: ServeOptions, n_restarts: int) -> ServeOptions:
+    """Other random prompts for another start, so that no cache knows them."""
+    return replace(options, seed=options.seed + n_restarts * _SEEDS_PER_START)
 
 
 def draw_requests(options: ServeOptions, server: Server) -> list[BenchRequest]:
@@ -153,7 +201,8 @@ def _prefix_shape(options: ServeOptions) -> PrefixShape:
     )
 
 
-def _jobs(options: ServeOptions, server: Server, requests: list[BenchRequest]) -> list[Job]:
+def _jobs(options: ServeOptions, server: Server) -> list[Job]:
+    requests = draw_requests(options, server)
     arrivals = arrival_times_s(len(requests), options.request_rate, options.seed)
     return [
         _job(options, server, index, request, arrival_s)

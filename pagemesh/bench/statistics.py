@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, quantiles
 from typing import Final, NamedTuple
 
-from pagemesh.bench.client import ClientLoad
+from pagemesh.bench.client_load import ClientLoad
 from pagemesh.bench.records import Record
 
 GOODPUT_METRICS: Final = ("ttft", "tpot", "e2el")

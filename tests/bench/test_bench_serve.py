@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from aiohttp import web
-from scripted_server import Body, Play, Reply, ScriptedServer, obedient, text
+from bench_command import SMALL, Bench
+from scripted_server import Play, Reply, ScriptedServer, obedient, text
 
 from pagemesh import cli
-
-
-class Ran(NamedTuple):
-    exit_code: int
-    out: str
-    err: str
-    figures: Body
-
-
-class Bench:
-    """Runs the command beside a scripted server, in a thread of its own."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.json = folder / "figures.json"
-        self._capsys = capsys
-
-    async def __call__(self, server: ScriptedServer, *flags: str) -> Ran:
-        async with server.running():
-            argv = ["bench", "serve", "--base-url", server.url, "--json", str(self.json), *flags]
-            exit_code = await asyncio.to_thread(cli.main, argv)
-        captured = self._capsys.readouterr()
-        figures = json.loads(self.json.read_text()) if self.json.exists() else {}
-        return Ran(exit_code, captured.out, captured.err, figures)
 
 
 @pytest.fixture
 def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
     return Bench(tmp_path, capsys)
-
-
-SMALL = ("--random-input-len", "6", "--random-output-len", "3")
 
 
 async def test_random_prompts_travel_as_ids(bench: Bench) -> None:
