@@ -57,12 +57,18 @@ class FreeList:
         block.prev = block.next = block
         self.count -= 1
 
-    def pop_front(self) -> Block:
-        block = self._edge.next
-        if block is self._edge:
-            raise InvariantError("no free block is left")
-        self.remove(block)
-        return block
+    def pop_front(self, n: int) -> list[Block]:
+        """The first `n` blocks; there are as many."""
+        popped: list[Block] = []
+        first = self._edge.next
+        for _ in range(n):
+            popped.append(first)
+            first = first.next
+        for block in popped:
+            block.prev = block.next = block
+        self._edge.next, first.prev = first, self._edge
+        self.count -= n
+        return popped
 
     def walk(self, limit: int) -> Iterator[Block]:
         """The blocks in order; at most `limit` of them, so that a damaged list ends too."""
@@ -195,9 +201,10 @@ class BlockManager:
         when fewer are free: whoever planned must have known."""
         if n > self._free.count:
             raise InvariantError(f"{n} blocks were planned but {self._free.count} are free")
-        fresh = [self._free.pop_front() for _ in range(n)]
+        fresh = self._free.pop_front(n)
         for block in fresh:
-            self._contents.discard(block)
+            if block.hash is not None:
+                self._contents.discard(block)
             block.refs = 1
         return [block.block_id for block in fresh]
 

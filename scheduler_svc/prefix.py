@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pagemesh.scheduler_svc.blocks import BlockManager
 from pagemesh.scheduler_svc.request import Request, Status
-from pagemesh.shared.hashing import CHAIN_START, chain_hashes
+from pagemesh.shared.hashing import CHAIN_START, block_hash, chain_hashes
 from pagemesh.shared.wire import pack_ids
 
 
@@ -80,15 +81,36 @@ class PrefixCache:
         if self._enabled:
             request.next_publication((cached_blocks + 1) * self._block_tokens)
 
+    def publish_decoded(self, woken: Iterable[Request]) -> list[tuple[int, bytes]]:
+        """The same for those of the decoding requests `woken` that have filled a block: one each,
+        a sixteenth of all rows in every step, so this is written for speed."""
+        sealed: list[tuple[int, bytes]] = []
+        publish, block_tokens = self._blocks.publish, self._block_tokens
+        for request in woken:
+            ids, confirmed = request.ids, request.publish_at
+            if len(ids) <= confirmed:
+                continue
+            index, hashes = request.published, request.hashes
+            if index == 0 or len(hashes) != index:
+                self.extend_hashes(request)
+            else:
+                filled = pack_ids(ids[confirmed - block_tokens : confirmed])
+                hashes.append(block_hash(hashes[-1], filled))
+            request.confirmed, request.published = confirmed, index + 1
+            request.next_publication(confirmed + block_tokens)
+            pair = (request.blocks[index], hashes[index])
+            if publish(*pair):
+                sealed.append(pair)
+        return sealed
+
     def publish(self, request: Request) -> list[tuple[int, bytes]]:
         """Publish the blocks that confirmed tokens filled; return the new (block, hash) pairs.
 
         A block counts once its step has run: a step that fails must leave nothing to be found.
         """
         self.extend_hashes(request)
-        full = request.confirmed // self._block_tokens
-        fresh = range(request.published, full)
-        pairs = [(request.blocks[i], request.hashes[i]) for i in fresh]
+        start, full = request.published, request.confirmed // self._block_tokens
         request.published = full
         request.next_publication((full + 1) * self._block_tokens)
+        pairs = zip(request.blocks[start:full], request.hashes[start:full], strict=True)
         return [pair for pair in pairs if self._blocks.publish(*pair)]

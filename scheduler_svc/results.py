@@ -48,6 +48,7 @@ class ResultReader:
     def _take_in_decodes(self, decodes: Sequence[Request], sampled: Sequence[int]) -> None:
         """The hot loop: one pass over the rows, nothing allocated for a row that just goes on."""
         running = Status.RUNNING
+        woken: list[Request] = []
         for request, token in zip(decodes, sampled, strict=True):
             if request.status is not running:
                 self._deliver_stale(request, token)
@@ -57,14 +58,12 @@ class ResultReader:
             client.keys.append(request.key)
             client.ids.append(token)
             if len(ids) >= request.wake_length or token in request.stop_ids:
-                self._wake(request, token)
-
-    def _wake(self, request: Request, token: int) -> None:
-        """A decoding request has filled a block, or may be over."""
-        if len(request.ids) > request.publish_at:
-            request.confirmed = len(request.ids) - 1
-            self._sealed += self._cache.publish(request)
-        self._stop_if_over(request, token)
+                woken.append(request)
+        self._sealed += self._cache.publish_decoded(woken)
+        for request in woken:
+            token = request.ids[-1]
+            if len(request.ids) >= request.max_length or token in request.stop_ids:
+                self._stop_if_over(request, token)
 
     def _take_in_chunk(self, chunk: Chunk, token: int) -> None:
         request, n_tokens, samples = chunk

@@ -33,10 +33,12 @@ def chain_hashes(
     """
     block_bytes = block_tokens * _TOKEN_BYTES
     hashes: list[bytes] = []
+    extras = _extras(adapter, salt if parent == CHAIN_START else "")
     for start in range(0, len(token_ids) - block_bytes + 1, block_bytes):
-        extras = _extras(adapter, salt if parent == CHAIN_START else "")
         parent = block_hash(parent, token_ids[start : start + block_bytes], extras)
         hashes.append(parent)
+        if start == 0 and extras:
+            extras = _extras(adapter, "")
     return hashes
 
 
