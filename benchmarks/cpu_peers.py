@@ -53,7 +53,7 @@ class Comparison:
             command.name: defaultdict(list) for command in args.server
         }
         self.runs: list[dict[str, Any]] = []
-        self.notes: dict[str, None] = {}
+        self.notes: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.failed = False
         self._args = args
         self._folder = folder
@@ -65,7 +65,7 @@ class Comparison:
                 try:
                     self._drive(command, round_)
                 except ServerFailed as error:
-                    self._fail(command.name, str(error))
+                    self._fail(command.name, "start", str(error))
 
     def _drive(self, command: Command, round_: int) -> None:
         log = self._folder / f"{command.name}-{round_}.log"
@@ -85,14 +85,14 @@ class Comparison:
         try:
             report = bench_serve(options)
         except PagemeshError as error:
-            self._fail(name, f"{row.key}: {error}")
+            self._fail(name, row.key, str(error))
             return
         figures = report.as_json()
         self.runs.append({"server": name, "row": row.key, **figures})
         for note in (*figures["notes"], *figures["client"]["limits"]):
-            self.notes[f"{name}, {row.key}: {note}"] = None
+            self.notes[name, note].append(row.key)
         if figures["failed"]:
-            self._fail(name, f"{row.key}: {figures['failed']} requests failed")
+            self._fail(name, row.key, f"{figures['failed']} requests failed")
         elif figures["completed"]:
             self._add(name, row.key, row.figure(figures))
 
@@ -100,10 +100,10 @@ class Comparison:
         self.samples[name][key].append(value)
         _say(f"  {TITLES[key]}: {value:.2f}")
 
-    def _fail(self, name: str, what: str) -> None:
+    def _fail(self, name: str, where: str, what: str) -> None:
         self.failed = True
-        self.notes[f"{name} FAILED: {what}"] = None
-        _say(f"  {name} FAILED: {what}")
+        self.notes[name, f"FAILED: {what}"].append(where)
+        _say(f"  {name} ({where}) FAILED: {what}")
 
     def as_text(self) -> str:
         figures = medians(self.samples)
@@ -112,7 +112,14 @@ class Comparison:
             if columns := self._peers(ratios(figures, own)):
                 lines += ["", f"{own} / peer (of seconds and MiB, less is better)"]
                 lines += table_lines(TITLES, columns, 2)
-        return "\n".join([*lines, "", *self.notes])
+        return "\n".join([*lines, "", *self.note_lines()])
+
+    def note_lines(self) -> list[str]:
+        """Each note once, with the rows that it is of."""
+        return [
+            f"{name} ({', '.join(dict.fromkeys(rows))}): {note}"
+            for (name, note), rows in self.notes.items()
+        ]
 
     def as_json(self) -> dict[str, Any]:
         figures = medians(self.samples)
@@ -121,7 +128,7 @@ class Comparison:
             "medians": figures,
             "ratios": {own: self._peers(ratios(figures, own)) for own in self._args.ours},
             "samples": self.samples,
-            "notes": list(self.notes),
+            "notes": self.note_lines(),
             "runs": self.runs,
         }
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -82,10 +83,13 @@ async def run_share(share: Share, start_s: float, on_done: OnDone) -> ShareResul
 @asynccontextmanager
 async def open_session(target: Target) -> AsyncIterator[aiohttp.ClientSession]:
     """A session without limits of its own, so that only `max_concurrency` counts."""
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(_on_kept_connection)
     async with aiohttp.ClientSession(
         headers=target.headers,
         timeout=aiohttp.ClientTimeout(total=target.timeout_s),
         connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
+        trace_configs=[trace],
     ) as session:
         yield session
 
@@ -94,11 +98,11 @@ async def stream_one(
     session: aiohttp.ClientSession, url: str, job: Job, now_s: Now = time.monotonic
 ) -> Record:
     """Send one request and read its stream to the end. Failures are in the record."""
-    stream = StreamLog()
+    stream, post = StreamLog(), _Post(session, url, job.body)
     sent_s = now_s()
     failure: Failure | None = None
     try:
-        async with session.post(url, data=job.body) as answer:
+        async with await post.answer() as answer:
             await _check_status(answer)
             async for data in answer.content.iter_any():
                 stream.feed(data, now_s())
@@ -107,7 +111,38 @@ async def stream_one(
         failure = error.failure
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         failure = _connection_failure(error)
-    return _record(job, sent_s, stream, now_s(), failure)
+    record = _record(job, sent_s, stream, now_s(), failure)
+    record.n_resends = post.n_resends
+    return record
+
+
+class _Post:
+    """One request, sent again when the kept connection that it took was closed meanwhile.
+
+    Some servers close a connection after each stream without saying so before (llama.cpp's does);
+    the next request may take it before the news has come.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, body: bytes) -> None:
+        self.n_resends = 0
+        self.took_kept_connection = False
+        self._session, self._url, self._body = session, url, body
+
+    async def answer(self) -> aiohttp.ClientResponse:
+        """Ends: each time one kept connection fewer is left, and a new one is not tried twice."""
+        while True:
+            self.took_kept_connection = False
+            try:
+                return await self._session.post(self._url, data=self._body, trace_request_ctx=self)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not self.took_kept_connection:
+                    raise
+                self.n_resends += 1
+
+
+async def _on_kept_connection(_: object, context: SimpleNamespace, __: object) -> None:
+    if isinstance(context.trace_request_ctx, _Post):
+        context.trace_request_ctx.took_kept_connection = True
 
 
 async def _send_all(

@@ -22,7 +22,8 @@ class Failure(NamedTuple):
 class Record:
     """One request. Times are seconds on one clock; `event_s` has an entry an event with output.
 
-    `end_s` is when the last event of the answer came, or when it failed.
+    `end_s` is when the last event of the answer came, or when it failed. `n_resends` counts the
+    kept connections that were found closed when the request took them.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Record:
     counted_from: CountedFrom = "events"
     asked_tokens: int = 0
     failure: Failure | None = None
+    n_resends: int = 0
 
     @property
     def ttft_s(self) -> float:

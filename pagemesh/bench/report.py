@@ -89,6 +89,11 @@ class Report:
                 yield "Some requests went out twice: the server may have cached their prompts."
         if self.fixed_lengths and summary.short_answers:
             yield f"{summary.short_answers} answers are shorter than asked for."
+        if summary.resent:
+            yield (
+                f"{summary.resent} requests were sent twice: the server had closed the kept "
+                "connection that they took."
+            )
         for kind, (n_requests, message) in summary.failures.items():
             yield f"{n_requests} requests failed: {kind} ({message})."
 

@@ -46,6 +46,7 @@ class Summary:
     counted_from_events: int
     without_prompt_count: int
     short_answers: int
+    resent: int
     latency_ms: dict[str, Spread | None]
     good: int | None
 
@@ -71,6 +72,7 @@ def summarize(records: list[Record], limits_ms: Mapping[str, float] | None = Non
         counted_from_events=sum(record.counted_from == "events" for record in done),
         without_prompt_count=sum(record.prompt_tokens is None for record in done),
         short_answers=sum(record.output_tokens < record.asked_tokens for record in done),
+        resent=sum(record.n_resends > 0 for record in records),
         latency_ms=_latencies_ms(done),
         good=good,
     )

@@ -188,6 +188,23 @@ async def test_a_silent_server_is_given_up() -> None:
     assert record.failure.kind == "timeout"
 
 
+async def test_a_kept_connection_that_the_server_has_closed_fails_no_request() -> None:
+    """The first answer leaves a connection behind; the next request on it is dropped unread."""
+    asked: list[object] = []
+
+    async def drops_the_second(reply: Reply) -> web.StreamResponse:
+        asked.append(reply.body)
+        return reply.cut() if len(asked) == 2 else await obedient(reply)
+
+    async with ScriptedServer(drops_the_second).running() as server:
+        where = target(server.url)
+        async with open_session(where) as session:
+            records = [await stream_one(session, where.url, job()) for _ in range(2)]
+    assert [record.failure for record in records] == [None, None]
+    assert [record.n_resends for record in records] == [0, 1]
+    assert asked == [asked[0]] * 3
+
+
 async def test_a_share_keeps_to_its_concurrency_and_fills_it() -> None:
     """The first two answers come only when two requests are in flight, and never more are."""
     in_flight, peak = 0, 0

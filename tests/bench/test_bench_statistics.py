@@ -136,6 +136,13 @@ def test_the_report_tells_of_short_answers_and_merged_tokens() -> None:
     assert line.split()[-1] == "2.50"
 
 
+def test_the_report_tells_of_requests_sent_twice() -> None:
+    twice = record(0, 0.0, 1.0, 2.0)
+    twice.n_resends = 1
+    assert "1 requests were sent twice" in report([*TWO, twice]).as_text()
+    assert "sent twice" not in report(TWO).as_text()
+
+
 def test_a_busy_client_is_the_limit() -> None:
     (sentence,) = client_limits(ClientLoad(cpu_share=0.95), n_clients=2)
     assert "used 95% of a core" in sentence
