@@ -86,31 +86,37 @@ class FreeList:
 
 class ContentMap:
     """Hash → blocks holding that content, the newest in front. Usually there is one; twins form a
-    ring through the blocks themselves, so an entry costs no container."""
+    ring through the blocks themselves, so an entry costs no container.
+
+    A dict is copied whenever its insertions have used it up, however many entries were deleted: of
+    a large pool that would hold up a step by milliseconds. So there are many small ones.
+    """
 
     def __init__(self) -> None:
-        self._newest: dict[bytes, Block] = {}
+        self._shards: list[dict[bytes, Block]] = [{} for _ in range(256)]
 
     def find(self, content: bytes) -> Block | None:
-        return self._newest.get(content)
+        return self._shards[content[0]].get(content)
 
     def add(self, block: Block, content: bytes) -> None:
         block.hash = content
-        newest = self._newest.get(content)
+        shard = self._shards[content[0]]
+        newest = shard.get(content)
         if newest is not None:
             block.older, block.newer = newest, newest.newer
             block.newer.older = newest.newer = block
-        self._newest[content] = block
+        shard[content] = block
 
     def discard(self, block: Block) -> None:
         """Forget what `block` holds. Silent when that is nothing."""
         if block.hash is None:
             return
-        if self._newest.get(block.hash) is block:
+        shard = self._shards[block.hash[0]]
+        if shard.get(block.hash) is block:
             if block.older is block:
-                del self._newest[block.hash]
+                del shard[block.hash]
             else:
-                self._newest[block.hash] = block.older
+                shard[block.hash] = block.older
         block.older.newer, block.newer.older = block.newer, block.older
         block.older = block.newer = block
         block.hash = None
@@ -119,7 +125,7 @@ class ContentMap:
         """Whether a walk from the map reaches `block`."""
         if block.hash is None:
             return False
-        first = twin = self._newest.get(block.hash)
+        first = twin = self.find(block.hash)
         while twin is not None and twin is not block:
             twin = None if twin.older is first else twin.older
         return twin is not None

@@ -16,6 +16,7 @@ from aiohttp import web
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
+from pagemesh.scheduler_svc.heap import rare_collections
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
 from pagemesh.shared.errors import LinkClosed, SettingsError
 from pagemesh.shared.link import LINK_PATH, Link, accept
@@ -76,9 +77,10 @@ class SchedulerService:
             "worker", runtime.registry, runtime.session, runtime.hello, self._serve_worker
         )
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(peers.run(), name="workers")
-                tasks.create_task(self._report(), name="report")
+            with rare_collections():
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(peers.run(), name="workers")
+                    tasks.create_task(self._report(), name="report")
         finally:
             await asyncio.gather(*(link.close("shutting down") for link in self._owners.values()))
 

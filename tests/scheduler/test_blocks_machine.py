@@ -186,7 +186,7 @@ class BlockMachine(RuleBasedStateMachine):
             return
         reachable = {h for hashes in self.chains() for h in self.hit_hashes(hashes)}
         assert reachable == set(self.contents.values())
-        assert set(self.manager._contents._newest) == reachable
+        assert {c for shard in self.manager._contents._shards for c in shard} == reachable
 
     def hit_hashes(self, hashes: list[bytes]) -> list[bytes]:
         return hashes[: len(self.manager.match(hashes, CHAIN_BLOCKS))]
