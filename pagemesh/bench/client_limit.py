@@ -18,18 +18,20 @@ def lag_p99_ms(load: ClientLoad) -> float:
 
 def client_limits(load: ClientLoad, n_clients: int) -> list[str]:
     """A sentence for each way in which the client held the figures back."""
-    sentences = []
-    lag_ms = lag_p99_ms(load)
+    used, lag_ms = f"{load.cpu_share:.0%} of a core", lag_p99_ms(load)
     if load.cpu_share >= SATURATED_CPU_SHARE:
-        sentences.append(
-            f"The client was the limit: it used {load.cpu_share:.0%} of a core{_advice(n_clients)}."
-        )
-    elif lag_ms >= LATE_MS:
-        sentences.append(
-            f"The client ran late ({lag_ms:.0f} ms at P99) with {load.cpu_share:.0%} of a core: "
-            "other work holds its cores, and latencies are that much too long."
-        )
-    return sentences
+        return [f"The client was the limit: it used {used}{_advice(n_clients)}."]
+    if load.cpu_share + load.queued_share >= SATURATED_CPU_SHARE:
+        return [
+            f"The client was the limit: it was never idle but got {used}, since other work (the "
+            "server, perhaps) holds the cores. Drive the server from another machine."
+        ]
+    if lag_ms >= LATE_MS:
+        return [
+            f"The client ran late ({lag_ms:.0f} ms at P99) with {used}: other work holds its "
+            "cores, and latencies are that much too long."
+        ]
+    return []
 
 
 def _advice(n_clients: int) -> str:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 PERIOD_S: Final = 0.05
@@ -15,14 +16,18 @@ PERIOD_S: Final = 0.05
 SATURATED_CPU_SHARE: Final = 0.85
 # Longer than it takes to send a few hundred requests at once.
 SATURATED_FOR_S: Final = 2.0
+# Linux: nanoseconds on a core, nanoseconds in a run queue, time slices.
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 
 
 @dataclass(slots=True)
 class ClientLoad:
-    """How busy one client was. `cpu_share` is the share of one core that its thread used; `lag_s`
-    are samples of how late its event loop ran."""
+    """How busy one client was. `cpu_share` is the share of one core that its thread used,
+    `queued_share` the share of the time that it wanted to run and got no core (0 where the system
+    does not tell); `lag_s` are samples of how late its event loop ran."""
 
     cpu_share: float = 0.0
+    queued_share: float = 0.0
     lag_s: list[float] = field(default_factory=list)
 
 
@@ -57,7 +62,7 @@ async def measured_load(on_saturated: Callable[[], object]) -> AsyncIterator[Cli
     `on_saturated` is called once, at the moment when the client has become the limit.
     """
     load = ClientLoad()
-    wall_s, cpu_s = time.monotonic(), time.thread_time()
+    wall_s, cpu_s, queued_s = time.monotonic(), time.thread_time(), _queued_s()
     watching = asyncio.create_task(_watch(load.lag_s, on_saturated))
     try:
         yield load
@@ -65,8 +70,17 @@ async def measured_load(on_saturated: Callable[[], object]) -> AsyncIterator[Cli
         watching.cancel()
         with suppress(asyncio.CancelledError):
             await watching
-        elapsed_s = time.monotonic() - wall_s
-        load.cpu_share = (time.thread_time() - cpu_s) / max(elapsed_s, 1e-9)
+        elapsed_s = max(time.monotonic() - wall_s, 1e-9)
+        load.cpu_share = (time.thread_time() - cpu_s) / elapsed_s
+        load.queued_share = (_queued_s() - queued_s) / elapsed_s
+
+
+def _queued_s() -> float:
+    """Time that this thread has spent in a run queue; 0 where the system does not tell."""
+    try:
+        return int(_SCHEDSTAT.read_text().split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
 
 
 async def _watch(lag_s: list[float], on_saturated: Callable[[], object]) -> None:

@@ -56,6 +56,7 @@ class Report:
                 "processes": self.n_clients,
                 "restarts": self.n_restarts,
                 "cpu_share": self.load.cpu_share,
+                "queued_share": self.load.queued_share,
                 "lag_p99_ms": lag_p99_ms(self.load),
                 "limits": client_limits(self.load, self.n_clients),
             },

@@ -95,10 +95,11 @@ def is_good(record: Record, limits_ms: Mapping[str, float]) -> bool:
 
 
 def merged_load(loads: Iterable[ClientLoad]) -> ClientLoad:
-    """The busiest client's share of a core, and every sample of lag."""
+    """The shares of the busiest client, and every sample of lag."""
     loads = list(loads)
+    busiest = max(loads, key=lambda load: load.cpu_share + load.queued_share, default=ClientLoad())
     lag_s = [lag for load in loads for lag in load.lag_s]
-    return ClientLoad(max((load.cpu_share for load in loads), default=0.0), lag_s)
+    return ClientLoad(busiest.cpu_share, busiest.queued_share, lag_s)
 
 
 def _duration_s(records: list[Record]) -> float:

@@ -13,7 +13,7 @@ from pagemesh.bench.client_limit import client_limits
 from pagemesh.bench.client_load import ClientLoad
 from pagemesh.bench.records import Failure, Record
 from pagemesh.bench.report import Report
-from pagemesh.bench.statistics import FailureCount, Spread, is_good, spread, summarize
+from pagemesh.bench.statistics import FailureCount, Spread, is_good, merged_load, spread, summarize
 
 
 def record(index: int, sent_s: float, *event_s: float, tokens: int | None = None) -> Record:
@@ -149,11 +149,23 @@ def test_a_busy_client_is_the_limit() -> None:
 
 
 def test_a_late_client_without_cpu_blames_other_work() -> None:
-    (sentence,) = client_limits(ClientLoad(0.1, [0.0] * 90 + [0.08] * 10), n_clients=1)
+    (sentence,) = client_limits(ClientLoad(0.1, lag_s=[0.0] * 90 + [0.08] * 10), n_clients=1)
     assert "80 ms" in sentence
     assert "other work" in sentence
 
 
+def test_a_client_that_waits_for_a_core_is_the_limit_too() -> None:
+    (sentence,) = client_limits(ClientLoad(0.5, 0.45, [0.1] * 10), n_clients=1)
+    assert "client was the limit" in sentence
+    assert "got 50% of a core" in sentence
+    assert "--clients" not in sentence  # more of them would take cores from the server
+
+
+def test_the_load_of_several_clients_is_that_of_the_busiest() -> None:
+    merged = merged_load([ClientLoad(0.2, 0.3, [0.1]), ClientLoad(0.9, 0.0, [0.2, 0.3])])
+    assert merged == ClientLoad(0.9, 0.0, [0.1, 0.2, 0.3])
+
+
 def test_an_idle_client_is_no_limit() -> None:
-    assert client_limits(ClientLoad(0.3, [0.001] * 100), n_clients=1) == []
-    assert report(TWO, ClientLoad(0.3, [0.001])).as_json()["client"]["limits"] == []
+    assert client_limits(ClientLoad(0.3, 0.1, [0.001] * 100), n_clients=1) == []
+    assert report(TWO, ClientLoad(0.3, 0.1, [0.001])).as_json()["client"]["limits"] == []
