@@ -8,6 +8,7 @@ from pagemesh.gateway.directory import ModelDirectory
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
+from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.upstream import Upstream
 
@@ -18,5 +19,6 @@ class Backend:
     upstream: Upstream
     metrics: GatewayMetrics
     keep_alive: KeepAlive
+    turn: Turn
     seeds: Seeds
     offload: Offload

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -93,6 +94,7 @@ class Generation:
         self._unfinished = n_prompts * n
         self._changed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._on_change: Callable[[], None] | None = None
 
     # -- written by the upstream ------------------------------------------------------------------
 
@@ -154,7 +156,9 @@ class Generation:
 
     def _wake(self) -> None:
         self._changed = True
-        if self._waiter is not None and not self._waiter.done():
+        if self._on_change is not None:
+            self._on_change()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     # -- read by the handler ----------------------------------------------------------------------
@@ -178,6 +182,11 @@ class Generation:
         return self._unfinished == 0
 
     @property
+    def wants_handler(self) -> bool:
+        """More is to be done than to pass on what came."""
+        return self.nudged or self._unfinished == 0 or self.error is not None
+
+    @property
     def prompt_tokens(self) -> int:
         return sum(prompt.n_tokens for prompt in self.prompts)
 
@@ -194,6 +203,18 @@ class Generation:
         self._changed = False
         if self.error is not None:
             raise self.error
+
+    @contextmanager
+    def telling(self, on_change: Callable[[], None]) -> Iterator[None]:
+        """While the block lasts, call `on_change` for each change, and for one since the handler
+        last looked, instead of waking the handler."""
+        self._on_change = on_change
+        if self._changed:
+            on_change()
+        try:
+            yield
+        finally:
+            self._on_change = None
 
     async def completed(self) -> None:
         """Return once everything is there to be taken. Raises the error that ended it."""

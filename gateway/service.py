@@ -21,6 +21,7 @@ from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
+from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.upstream import Upstream
 from pagemesh.shared.metrics import EngineCollector
@@ -47,6 +48,7 @@ class GatewayService:
             upstream=Upstream(directory, metrics, timeout_s=gateway.request_timeout_s),
             metrics=metrics,
             keep_alive=KeepAlive(),
+            turn=Turn(),
             seeds=Seeds(gateway.seed),
             offload=Offload(),
         )

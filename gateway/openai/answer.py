@@ -107,7 +107,7 @@ async def respond(
     try:
         with backend.upstream.generating(generation, job.generates(backend.seeds)):
             if job.body.stream:
-                return await stream(request, generation, answer, backend.keep_alive)
+                return await stream(request, generation, answer, backend)
             body = await _whole(backend, generation, answer)
     finally:
         _log_end(request, job, generation)

@@ -108,6 +108,13 @@ class ChatAnswer:
         )
 
     async def gain(self, gain: Gain) -> bytes:
+        return self.event(gain)
+
+    @property
+    def quick(self) -> bool:
+        return True
+
+    def event(self, gain: Gain) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
         events = b""
         if gain.text or gain.logprobs:

@@ -107,15 +107,20 @@ class CompletionAnswer:
 
     async def gain(self, gain: Gain) -> bytes:
         if gain.choice not in self._to_echo:
-            return self._event(gain)
+            return self.event(gain)
         index, n = gain.choice // self._job.params.n, self._job.params.n
         size_bytes = logprob_bytes(self._generation.prompts[index].logprobs)
-        event = await self._backend.offload.run(size_bytes, self._event, gain)
+        event = await self._backend.offload.run(size_bytes, self.event, gain)
         if self._to_echo.isdisjoint(range(index * n, index * n + n)):
             self._generation.release_prompt_logprobs(index)
         return event
 
-    def _event(self, gain: Gain) -> bytes:
+    @property
+    def quick(self) -> bool:
+        """An echo may be long."""
+        return not self._to_echo
+
+    def event(self, gain: Gain) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
         piece = self._text_and_logprobs(gain)
         if not piece["text"] and not gain.logprobs and gain.finish_reason is None:

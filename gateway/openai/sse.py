@@ -9,11 +9,14 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 from aiohttp import web
+from aiohttp.hdrs import TRANSFER_ENCODING
 
+from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.generation import Gain, Generation
 from pagemesh.gateway.headers import REQUEST_ID, common_headers
-from pagemesh.gateway.keepalive import HEADER_GRACE_S, KEEP_ALIVE_S, KeepAlive
+from pagemesh.gateway.keepalive import HEADER_GRACE_S, KEEP_ALIVE_S
 from pagemesh.gateway.openai.errors import error_body
+from pagemesh.gateway.openai.live import LiveStream, Turn
 from pagemesh.shared.errors import RequestError
 
 PING: Final = b": ping\n\n"
@@ -33,6 +36,13 @@ class Chunks(Protocol):
     async def gain(self, gain: Gain) -> bytes:
         """One choice gained something."""
 
+    @property
+    def quick(self) -> bool:
+        """Whether every further gain is worded at once, so that `event` may be used."""
+
+    def event(self, gain: Gain) -> bytes:
+        """As `gain`, for one that is quick to word."""
+
     def closing(self) -> bytes:
         """After the last choice has finished."""
 
@@ -42,18 +52,19 @@ def event(payload: Any) -> bytes:
 
 
 async def stream(
-    request: web.Request, generation: Generation, chunks: Chunks, keep_alive: KeepAlive
+    request: web.Request, generation: Generation, chunks: Chunks, backend: Backend
 ) -> web.StreamResponse:
     """Answer with the generation as it grows.
 
     Raises RequestError while that can still be an HTTP status; later an error is an event.
     """
-    with keep_alive.watching(generation):
+    with backend.keep_alive.watching(generation):
         await _first_sign(generation)
         response = web.StreamResponse(headers=_headers(request))
         await response.prepare(request)
+        pump = Pump(response, request.transport, generation, chunks, backend.turn)
         try:
-            await _pump(response, generation, chunks)
+            await pump.run()
         except RequestError as error:
             await _end_with(response, error, request[REQUEST_ID])
         except ConnectionError:
@@ -88,30 +99,69 @@ async def _first_sign(generation: Generation) -> None:
             generation.nudge_at_s = loop.time() + HEADER_GRACE_S
 
 
-async def _pump(response: web.StreamResponse, generation: Generation, chunks: Chunks) -> None:
-    """One write per wake-up, whatever has gathered until then, unless that is much."""
-    loop = asyncio.get_running_loop()
-    data = bytearray(await chunks.opening())
-    while True:
+class Pump:
+    """The handler's side of one stream: every turn of it that is more than passing on events."""
+
+    def __init__(
+        self,
+        response: web.StreamResponse,
+        transport: asyncio.Transport | None,
+        generation: Generation,
+        chunks: Chunks,
+        turn: Turn,
+    ) -> None:
+        self._response = response
+        self._transport = transport
+        self._generation = generation
+        self._chunks = chunks
+        self._turn = turn
+        self._began = False
+
+    async def run(self) -> None:
+        """Until the generation is done and written. Raises what ended it."""
+        data = bytearray(await self._chunks.opening())
+        while not await self._pass_on(data):
+            if self._may_go_live():
+                await self._go_live()
+            else:
+                await self._generation.changed()
+            data = bytearray()
+
+    async def _pass_on(self, data: bytearray) -> bool:
+        """One write with whatever has gathered, unless that is much; whether it was the last."""
+        generation = self._generation
         # Before the awaits: what comes meanwhile is the next turn's.
         gains, finished = generation.take(), generation.done
         for gain in gains:
-            data += await chunks.gain(gain)
+            data += await self._chunks.gain(gain)
             if len(data) > WRITE_BYTES:
-                await response.write(data)
+                await self._response.write(data)
                 data = bytearray()
         if finished:
-            data += chunks.closing() + DONE
+            data += self._chunks.closing() + DONE
         if not data and generation.nudged:
             data += PING
         generation.nudged = False
         if data:
-            generation.nudge_at_s = loop.time() + KEEP_ALIVE_S
-            await response.write(data)
-        if finished:
-            return
-        await generation.changed()
-        data = bytearray()
+            generation.nudge_at_s = asyncio.get_running_loop().time() + KEEP_ALIVE_S
+            self._began = True
+            await self._response.write(data)
+        return finished
+
+    def _may_go_live(self) -> bool:
+        """Headers travel with the first write. A client of HTTP/1.0 gets no chunks."""
+        return (
+            self._began
+            and self._chunks.quick
+            and self._transport is not None
+            and not self._transport.get_write_buffer_size()
+            and self._response.headers.get(TRANSFER_ENCODING) == "chunked"
+        )
+
+    async def _go_live(self) -> None:
+        assert self._transport is not None
+        live = LiveStream(self._turn, self._transport, self._generation, self._chunks)
+        await live.run()
 
 
 async def _end_with(response: web.StreamResponse, error: RequestError, request_id: str) -> None:

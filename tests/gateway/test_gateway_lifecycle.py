@@ -26,7 +26,7 @@ from gateway_fakes import (
 from pagemesh.gateway.upstream import MAX_FRUITLESS_LOSSES
 from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import Delta, Deltas, Step, WireError, unpack_ids
+from pagemesh.shared.wire import Delta, Deltas, NeedSnapshot, WireError, unpack_ids
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -243,7 +243,7 @@ async def test_messages_that_make_no_sense_are_passed_over(
     talk.delta("x", [1], choice=0, cached_tokens=3)
     talk.delta("no such choice", [1], choice=7)
     talk.link.send(Deltas([Delta("no such request", 0, "y", b"")]))
-    talk.link.send(Step(1, 1, 0, b"", [], [], b"", b"", b""))
+    talk.link.send(NeedSnapshot(1, 1))
     talk.delta("z", [2], finish_reason="stop")
     status, answer = await asking
     assert (status, answer["choices"][0]["text"]) == (200, "xz")

@@ -1,0 +1,92 @@
+"""Streams that keep up, written without waking their handlers.
+
+A write wakes its client. Written one by one, while the others are still being worded, each client
+process falls asleep again before its next event comes; so what came in one turn of the event loop
+is worded first and written back to back.
+
+A stream keeps up while its connection holds nothing unsent. Then each arrival is an event of its
+own; arrivals of one turn, which this process itself was too slow to part, make one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.keepalive import KEEP_ALIVE_S
+
+
+class Wording(Protocol):
+    """How a gain is worded. Raises what it likes: that ends its own stream."""
+
+    def event(self, gain: Gain) -> bytes:
+        """Whole events, or nothing."""
+
+
+class Turn:
+    """The streams that gained something in this turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._streams: list[LiveStream] = []
+
+    def add(self, stream: LiveStream) -> None:
+        if not self._streams:
+            asyncio.get_running_loop().call_soon(self._end)
+        self._streams.append(stream)
+
+    def _end(self) -> None:
+        streams, self._streams = self._streams, []
+        nudge_at_s = asyncio.get_running_loop().time() + KEEP_ALIVE_S
+        written = [(stream, stream.word(nudge_at_s)) for stream in streams]
+        for stream, data in written:
+            if data:
+                stream.write(data)
+
+
+class LiveStream:
+    """One stream while it keeps up. Its response has sent its headers, and is chunked."""
+
+    def __init__(
+        self, turn: Turn, transport: asyncio.Transport, generation: Generation, wording: Wording
+    ) -> None:
+        self._turn = turn
+        self._transport = transport
+        self._generation = generation
+        self._wording = wording
+        self._due = False
+        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Write what comes, until the handler is needed: at the end, for a comment, for a client
+        that is behind, for an error. Raises what wording raised."""
+        with self._generation.telling(self._on_change):
+            await self._left
+
+    def word(self, nudge_at_s: float) -> bytes:
+        """The events to write now; nothing once the handler has taken over."""
+        self._due = False
+        if self._left.done():
+            return b""
+        try:
+            return self._word(nudge_at_s)
+        except Exception as error:
+            self._left.set_exception(error)
+            return b""
+
+    def write(self, data: bytes) -> None:
+        """One chunk (RFC 9112, section 7.1)."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _word(self, nudge_at_s: float) -> bytes:
+        generation = self._generation
+        if generation.wants_handler or self._transport.get_write_buffer_size():
+            self._left.set_result(None)
+            return b""
+        generation.nudge_at_s = nudge_at_s
+        return b"".join([self._wording.event(gain) for gain in generation.take()])
+
+    def _on_change(self) -> None:
+        if not self._due:
+            self._due = True
+            self._turn.add(self)
