@@ -19,12 +19,13 @@ class Logprobs(NamedTuple):
     ranks: Tensor
 
 
-def token_logprobs(logits: Tensor, chosen: Tensor, top: int) -> Logprobs:
-    """Logprobs of int64[R] `chosen` tokens under float32[R, V] logits.
+def token_logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, top: int) -> Logprobs:
+    """Logprobs of int64[R] `chosen` tokens under the rows int64[R] of float32[N, V] logits.
 
     Subtracts the log-sum-exp from the few logits wanted, so no row of log-softmax is stored. The
     rank counts strictly better tokens: among equals all have the best rank.
     """
+    logits = logits[rows]
     normaliser = logits.logsumexp(dim=1, keepdim=True)
     chosen_logits = logits.gather(1, chosen.unsqueeze(1))
     best = logits.topk(min(top, logits.shape[1]), dim=1)

@@ -46,10 +46,8 @@ def apply_penalties(
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:
-    """logits[rows[i], token_ids[i]] += biases[i]; int64[N], int64[N], float32[N]."""
+    """logits[rows[i], token_ids[i]] += biases[i]; int64[N], int64[N], float32[N].
+
+    A bias of -inf bans the token, whatever else is added to it.
+    """
     logits.index_put_((rows, token_ids), biases, accumulate=True)
-
-
-def ban(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """logits[rows[i], token_ids[i]] = -inf; int64[N], int64[N]."""
-    logits[rows, token_ids] = -torch.inf

@@ -24,14 +24,15 @@ _NOISE_ELEMENTS: Final = 2**17
 
 
 class Filters(NamedTuple):
-    """Per row: top_k int64[R] (0 = off), top_p float32[R] (1 = off), min_p float32[R] (0 = off)."""
+    """Per row: top_k int[R] (0 = off), top_p float32[R] (1 = off), log_min_p float32[R] (-inf =
+    off)."""
 
     top_k: Tensor
     top_p: Tensor
-    min_p: Tensor
+    log_min_p: Tensor
 
     def rows(self, index: Tensor) -> Filters:
-        return Filters(self.top_k[index], self.top_p[index], self.min_p[index])
+        return Filters(self.top_k[index], self.top_p[index], self.log_min_p[index])
 
 
 def sample(scaled: Tensor, keys: Tensor) -> Tensor:
@@ -75,16 +76,12 @@ def _find(scaled: Tensor, values: Tensor, filters: Filters) -> tuple[Tensor, Ten
     """Threshold of each row, float32[R], and whether it is certain, bool[R], from the W best values
     of each row, float32[R, W], best first."""
     window, vocab_tokens = values.shape[1], scaled.shape[1]
-    top_k = filters.top_k.masked_fill(filters.top_k >= vocab_tokens, 0)
-    floor = torch.maximum(_min_p_floor(values, filters.min_p), _top_k_floor(values, top_k))
+    top_k = filters.top_k.to(torch.int64).masked_fill(filters.top_k >= vocab_tokens, 0)
+    floor = torch.maximum(values[:, 0] + filters.log_min_p, _top_k_floor(values, top_k))
     threshold = _top_p_threshold(scaled, values, floor, filters.top_p)
     last = values[:, -1]
     reached = (last < threshold) & (top_k <= window)
     return threshold, reached | last.isneginf() | (window == vocab_tokens)
-
-
-def _min_p_floor(values: Tensor, min_p: Tensor) -> Tensor:
-    return values[:, 0] + min_p.log()
 
 
 def _top_k_floor(values: Tensor, top_k: Tensor) -> Tensor:

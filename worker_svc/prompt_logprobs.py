@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from pagemesh.kernels.logprobs import Logprobs, token_logprobs
-from pagemesh.worker_svc.sampler import clear_nonfinite
+from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.worker_svc.sampler import Sampler
 from pagemesh.worker_svc.step_model import StepModel
 
 # Positions whose full logits are held at once: 50 MB for a vocabulary of 49152.
@@ -26,7 +26,7 @@ class PromptScores(NamedTuple):
 
 
 def score_prompt(
-    model: StepModel, hidden: Tensor, targets: Tensor, top: int
+    model: StepModel, sampler: Sampler, hidden: Tensor, targets: Tensor, top: int
 ) -> tuple[Logprobs, bool]:
     """Logprobs of `targets` int[N] and of the `top` best, given the hidden states [N, H] of the
     positions before them; and whether all logits were finite."""
@@ -34,6 +34,7 @@ def score_prompt(
     for first in range(0, len(targets), _POSITIONS_AT_ONCE):
         part = slice(first, first + _POSITIONS_AT_ONCE)
         logits = model.logits(hidden[part])
-        finite = finite and bool(clear_nonfinite(logits).all())
-        parts.append(token_logprobs(logits, targets[part].to(torch.int64), top))
+        logprobs, part_is_finite = sampler.score(logits, targets[part].to(torch.int64), top)
+        finite = finite and part_is_finite
+        parts.append(logprobs)
     return Logprobs(*(torch.cat(field) for field in zip(*parts, strict=True))), finite

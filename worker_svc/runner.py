@@ -205,7 +205,7 @@ class Runner:
             part = hidden[first : first + last - start]
             targets = self._batch.tokens_of(slot)[start + 1 : last + 1]
             top = int(self._sampling.prompt_logprobs[slot])
-            score = score_prompt(self._model, part, targets, top)
+            score = score_prompt(self._model, self._sampler, part, targets, top)
             scores.append(PromptScores(row, start + 1, *score))
         return scores
 

@@ -1,4 +1,4 @@
-"""From a step's logits to one token per row."""
+"""From a step's logits to one token per row, and the logprobs of the rows that want them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagemesh.kernels.logprobs import Logprobs, token_logprobs
-from pagemesh.kernels.noise import row_keys
-from pagemesh.kernels.penalties import add_bias, apply_penalties, ban
-from pagemesh.kernels.sampling import sample, sample_filtered
-from pagemesh.kernels.search import argmax
+from pagemesh.kernels import logprobs as reference_logprobs
+from pagemesh.kernels import sample_rows as reference
+from pagemesh.kernels.cpu.sampling import CpuSampling
+from pagemesh.kernels.cpu.team import Team
+from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.kernels.sample_rows import SamplingInputs
 from pagemesh.worker_svc.batch import Ints
-from pagemesh.worker_svc.sampling_state import (
-    BIASED,
-    FILTERED,
-    LOGPROBS,
-    MIN_TOKENS,
-    PENALISED,
-    RANDOM,
-    Needs,
-    SamplingState,
-)
+from pagemesh.worker_svc.sampling_state import ADJUSTED, LOGPROBS, Needs, SamplingState
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +39,12 @@ def no_rows(device: torch.device) -> SampledRows:
 
 
 class Sampler:
-    """Applies each row's parameters in vLLM's order: bias and bans, penalties, temperature, min_p,
-    top_k, top_p. What no row of the batch needs is not computed."""
+    """Owner of the kernels that read logits: compiled ones on a CPU, which run on the threads of
+    `team` (alone without one), the references on other devices."""
 
-    def __init__(self, state: SamplingState) -> None:
+    def __init__(self, state: SamplingState, team: Team | None = None) -> None:
         self._state = state
+        self._cpu = CpuSampling(team)
 
     def __call__(self, logits: Tensor, slots: Ints, positions: Ints, n_output: Ints) -> SampledRows:
         """Sample from float32[R, V] logits, which are overwritten.
@@ -59,88 +52,43 @@ class Sampler:
         `positions` are those the tokens will have, `n_output` how many tokens each row has
         generated so far. Changes no state.
         """
-        row_needs = self._state.needs[slots]
-        needs = int(np.bitwise_or.reduce(row_needs))
-        finite = clear_nonfinite(logits)
-        logprob_rows = np.flatnonzero(row_needs & LOGPROBS)
-        raw = logits[torch.from_numpy(logprob_rows)] if len(logprob_rows) else None
-        if needs & (BIASED | MIN_TOKENS | PENALISED):
-            self._adjust(logits, slots, n_output, row_needs)
-        if needs & RANDOM:
-            tokens = self._choose(logits, slots, positions, row_needs)
-        else:
-            tokens = argmax(logits)
-        tops = self._state.logprobs[slots[logprob_rows]]
-        logprobs = None
-        if raw is not None:
-            chosen = tokens[torch.from_numpy(logprob_rows).to(tokens.device)]
-            logprobs = token_logprobs(raw, chosen, int(tops.max()))
-        return SampledRows(tokens, finite, logprob_rows, tops, logprobs)
+        needs = self._state.needs[slots]
+        rows = np.flatnonzero(needs & LOGPROBS)
+        raw, raw_rows = _raw_logits(logits, rows, needs)
+        inputs = self._state.inputs(slots, positions, n_output)
+        tokens, finite = self._sample(logits, inputs)
+        tops = self._state.logprobs[slots[rows]]
+        if len(rows) == 0:
+            return SampledRows(tokens, finite, rows, tops, None)
+        if raw is not logits:
+            raw[torch.from_numpy(~finite[rows])] = 0.0
+        chosen = tokens[torch.from_numpy(rows).to(tokens.device)]
+        logprobs = self._logprobs(raw, raw_rows, chosen, int(tops.max()))
+        return SampledRows(tokens, finite, rows, tops, logprobs)
 
-    def _adjust(self, logits: Tensor, slots: Ints, n_output: Ints, row_needs: Needs) -> None:
-        state = self._state
-        biased = np.flatnonzero(row_needs & BIASED)
-        if len(biased):
-            add_bias(logits, *state.biases(biased, slots[biased]))
-        early = (row_needs & MIN_TOKENS > 0) & (n_output < state.min_tokens[slots])
-        rows = np.flatnonzero(early)
-        if len(rows):
-            ban(logits, *state.banned(rows, slots[rows]))
-        rows = np.flatnonzero(row_needs & PENALISED)
-        if len(rows):
-            self._penalise(logits, rows, slots[rows])
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, bool]:
+        """Logprobs of int64[N] `targets` and of the `top` best under float32[N, V] logits, and
+        whether all were finite; rows that were not count as zeros."""
+        on_cpu = logits.device.type == "cpu"
+        clear = self._cpu.clear_nonfinite if on_cpu else reference.clear_nonfinite
+        finite = bool(clear(logits).all())
+        return self._logprobs(logits, np.arange(len(logits)), targets, top), finite
 
-    def _penalise(self, logits: Tensor, rows: Ints, slots: Ints) -> None:
-        counts = self._state.counts
-        apply_penalties(
-            logits,
-            torch.from_numpy(rows).to(logits.device),
-            counts.seen,
-            counts.output_counts,
-            counts.rows(slots),
-            self._state.penalties(slots),
-        )
+    def _sample(self, logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, NDArray[np.bool_]]:
+        if logits.device.type == "cpu":
+            return self._cpu.sample_rows(logits, inputs)
+        return reference.sample_rows(logits, inputs)
 
-    def _choose(self, logits: Tensor, slots: Ints, positions: Ints, row_needs: Needs) -> Tensor:
-        """Greedy, plain and filtered rows apart: each pays for its own work only."""
-        random, filtered = row_needs & RANDOM > 0, row_needs & FILTERED > 0
-        tokens = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
-        for mask, draw in (
-            (~random, None),
-            (random & ~filtered, self._draw),
-            (filtered, self._draw_filtered),
-        ):
-            rows = np.flatnonzero(mask)
-            if len(rows) == 0:
-                continue
-            index = torch.from_numpy(rows).to(logits.device)
-            part = logits if len(rows) == len(slots) else logits[index]
-            tokens[index] = (
-                argmax(part) if draw is None else draw(part, slots[rows], positions[rows])
-            )
-        return tokens
-
-    def _draw(self, logits: Tensor, slots: Ints, positions: Ints) -> Tensor:
-        return sample(self._scale(logits, slots), self._keys(slots, positions, logits.device))
-
-    def _draw_filtered(self, logits: Tensor, slots: Ints, positions: Ints) -> Tensor:
-        keys = self._keys(slots, positions, logits.device)
-        return sample_filtered(self._scale(logits, slots), keys, self._state.filters(slots))
-
-    def _scale(self, logits: Tensor, slots: Ints) -> Tensor:
-        return logits.div_(self._state.temperatures(slots).unsqueeze(1))
-
-    def _keys(self, slots: Ints, positions: Ints, device: torch.device) -> Tensor:
-        return row_keys(self._state.seeds(slots), torch.from_numpy(positions).to(device))
+    def _logprobs(self, logits: Tensor, rows: Ints, chosen: Tensor, top: int) -> Logprobs:
+        index = torch.from_numpy(rows).to(logits.device)
+        if logits.device.type == "cpu":
+            return self._cpu.token_logprobs(logits, index, chosen, top)
+        return reference_logprobs.token_logprobs(logits, index, chosen, top)
 
 
-def clear_nonfinite(logits: Tensor) -> NDArray[np.bool_]:
-    """Whether each row of `logits` is finite, bool[R]; rows that are not become zeros.
-
-    One sum per row shows it, since NaN and inf survive addition.
-    """
-    finite = logits.sum(dim=1).isfinite()
-    if not finite.all():
-        logits[~finite] = 0.0
-    array: NDArray[np.bool_] = finite.numpy(force=True)
-    return array
+def _raw_logits(logits: Tensor, rows: Ints, needs: Needs) -> tuple[Tensor, Ints]:
+    """Where the logits of `rows` stay as the model gave them: a tensor and the rows in it. They are
+    copied if some will be changed."""
+    if not (needs[rows] & ADJUSTED).any():
+        return logits, rows
+    return logits[torch.from_numpy(rows).to(logits.device)], np.arange(len(rows))

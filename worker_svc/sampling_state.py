@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -9,23 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagemesh.kernels.penalties import Penalties
-from pagemesh.kernels.sampling import Filters
+from pagemesh.kernels.sample_rows import PARAMS, Edits, SamplingInputs
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.worker_svc.batch import Ints
 
-# What a row needs beyond the argmax of its logits. One bitwise-or over a batch's slots tells which
-# work the step can leave out.
-RANDOM: Final = 1
-FILTERED: Final = 2
-PENALISED: Final = 4
-BIASED: Final = 8
-MIN_TOKENS: Final = 16
-LOGPROBS: Final = 32
-PROMPT_LOGPROBS: Final = 64
+# What a row needs beyond its parameters. One bitwise-or over a batch's slots tells which work the
+# step can leave out.
+PENALISED: Final = 1
+BIASED: Final = 2
+MIN_TOKENS: Final = 4
+LOGPROBS: Final = 8
+PROMPT_LOGPROBS: Final = 16
+ADJUSTED: Final = PENALISED | BIASED | MIN_TOKENS
+"""Logits that are changed before sampling."""
 
 Needs = NDArray[np.uint8]
 _FIRST_COUNT_ROWS: Final = 4
+_MAX_TOP_K: Final = 2**31 - 1
+_NO_IDS: Final = np.empty(0, np.int64)
+_NO_VALUES: Final = np.empty(0, np.float32)
 
 
 class SamplingState:
@@ -39,28 +43,14 @@ class SamplingState:
         eos_token_ids: list[int],
         device: torch.device,
     ) -> None:
-        self._device = device
-        self._vocab_tokens = vocab_tokens
         self._eos_token_ids = eos_token_ids
         self.needs = np.zeros(max_num_seqs, np.uint8)
         self.min_tokens = np.zeros(max_num_seqs, np.int64)
         self.logprobs = np.zeros(max_num_seqs, np.int64)
         self.prompt_logprobs = np.zeros(max_num_seqs, np.int64)
-        self._seeds = np.zeros(max_num_seqs, np.int64)
-        self._top_k = np.zeros(max_num_seqs, np.int64)
-        self._floats = {
-            name: np.zeros(max_num_seqs, np.float32)
-            for name in (
-                "temperature",
-                "top_p",
-                "min_p",
-                "repetition_penalty",
-                "frequency_penalty",
-                "presence_penalty",
-            )
-        }
-        self._biases: dict[int, tuple[Tensor, Tensor]] = {}
-        self._banned: dict[int, Tensor] = {}
+        self._params = np.zeros(max_num_seqs, PARAMS)
+        self._biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
+        self._banned: dict[int, Ints] = {}
         self.counts = TokenCounts(max_num_seqs, vocab_tokens, device)
 
     def enter(
@@ -71,25 +61,21 @@ class SamplingState:
         self.min_tokens[slot] = params.min_tokens
         self.logprobs[slot] = params.logprobs or 0
         self.prompt_logprobs[slot] = params.prompt_logprobs or 0
-        self._seeds[slot] = seed
-        self._top_k[slot] = max(params.top_k, 0)
-        for name, column in self._floats.items():
-            column[slot] = getattr(params, name)
+        self._params[slot] = _row_params(params, seed)
         self._enter_rare(slot, params)
         if self.needs[slot] & PENALISED:
-            self.counts.enter(slot, token_ids, n_prompt)
+            self._params[slot]["count_row"] = self.counts.enter(slot, token_ids, n_prompt)
 
     def _enter_rare(self, slot: int, params: SamplingParams) -> None:
         if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=self._device)
-            values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
-            self._biases[slot] = ids, values.to(self._device)
+            ids = np.fromiter(params.logit_bias, np.int64)
+            self._biases[slot] = ids, np.fromiter(params.logit_bias.values(), np.float32)
         if params.min_tokens > 0:
             banned = sorted({*self._eos_token_ids, *params.stop_token_ids})
-            self._banned[slot] = torch.tensor(banned, dtype=torch.int64, device=self._device)
+            self._banned[slot] = np.array(banned, np.int64)
 
     def leave(self, slots: Ints) -> None:
-        for slot in slots[self.needs[slots] & (PENALISED | BIASED | MIN_TOKENS) > 0].tolist():
+        for slot in slots[self.needs[slots] & ADJUSTED > 0].tolist():
             self.counts.leave(slot)
             self._biases.pop(slot, None)
             self._banned.pop(slot, None)
@@ -101,36 +87,32 @@ class SamplingState:
 
     # -- gathered for a step's rows ---------------------------------------------------------------
 
-    def seeds(self, slots: Ints) -> Tensor:
-        return self._gather(self._seeds, slots)
+    def inputs(self, slots: Ints, positions: Ints, n_output: Ints) -> SamplingInputs:
+        """See Sampler."""
+        edits = self._edits(slots, n_output)
+        counts = self.counts
+        return SamplingInputs(
+            self._params[slots], positions, edits, counts.seen, counts.output_counts
+        )
 
-    def temperatures(self, slots: Ints) -> Tensor:
-        return self._gather(self._floats["temperature"], slots)
+    def _edits(self, slots: Ints, n_output: Ints) -> Edits:
+        """Biases, and bans of the tokens that must not end a request yet."""
+        needs = self.needs[slots]
+        starts = np.zeros(len(slots) + 1, np.int64)
+        ids, values = [_NO_IDS], [_NO_VALUES]
+        for row in np.flatnonzero(needs & (BIASED | MIN_TOKENS)).tolist():
+            for row_ids, row_values in self._edits_of(int(slots[row]), int(n_output[row])):
+                ids.append(row_ids)
+                values.append(row_values)
+                starts[row + 1] += len(row_ids)
+        return Edits(starts.cumsum(), np.concatenate(ids), np.concatenate(values))
 
-    def filters(self, slots: Ints) -> Filters:
-        top_p, min_p = (self._gather(self._floats[name], slots) for name in ("top_p", "min_p"))
-        return Filters(self._gather(self._top_k, slots), top_p, min_p)
-
-    def penalties(self, slots: Ints) -> Penalties:
-        names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-        return Penalties(*(self._gather(self._floats[name], slots) for name in names))
-
-    def biases(self, rows: Ints, slots: Ints) -> tuple[Tensor, Tensor, Tensor]:
-        """For `add_bias`: row, token id and bias of every entry; `rows[i]` is the row of slot i."""
-        entries = [self._biases[slot] for slot in slots.tolist()]
-        ids, values = (torch.cat(part) for part in zip(*entries, strict=True))
-        return self._repeat(rows, [len(ids) for ids, _ in entries]), ids, values
-
-    def banned(self, rows: Ints, slots: Ints) -> tuple[Tensor, Tensor]:
-        """For `ban`: row and token id of every token that must not end its request yet."""
-        entries = [self._banned[slot] for slot in slots.tolist()]
-        return self._repeat(rows, [len(ids) for ids in entries]), torch.cat(entries)
-
-    def _repeat(self, rows: Ints, lengths: list[int]) -> Tensor:
-        return torch.from_numpy(np.repeat(rows, lengths)).to(self._device)
-
-    def _gather(self, column: np.ndarray, slots: Ints) -> Tensor:
-        return torch.from_numpy(column[slots]).to(self._device)
+    def _edits_of(self, slot: int, n_output: int) -> Iterator[tuple[Ints, NDArray[np.float32]]]:
+        if slot in self._biases:
+            yield self._biases[slot]
+        if n_output < self.min_tokens[slot]:
+            banned = self._banned[slot]
+            yield banned, np.full(len(banned), -np.inf, np.float32)
 
 
 class TokenCounts:
@@ -146,11 +128,8 @@ class TokenCounts:
         self.seen = torch.zeros((0, vocab_tokens), dtype=torch.bool, device=device)
         self.output_counts = torch.zeros((0, vocab_tokens), dtype=torch.int32, device=device)
 
-    def rows(self, slots: Ints) -> Tensor:
-        """int64: the rows of `seen` and `output_counts` that belong to `slots`."""
-        return torch.from_numpy(self._row_of[slots]).to(self.output_counts.device)
-
-    def enter(self, slot: int, token_ids: Tensor, n_prompt: int) -> None:
+    def enter(self, slot: int, token_ids: Tensor, n_prompt: int) -> int:
+        """The slot's row of `seen` and `output_counts`."""
         if not self._free:
             self._grow()
         row = self._used[slot] = self._free.pop()
@@ -159,10 +138,11 @@ class TokenCounts:
         vocab_tokens = self.output_counts.shape[1]
         self.seen[row] = torch.bincount(ids, minlength=vocab_tokens) > 0
         self.output_counts[row] = torch.bincount(ids[n_prompt:], minlength=vocab_tokens)
+        return row
 
     def add(self, slots: Ints, tokens: Tensor) -> None:
         """Count one generated token, int64[N] on the device, for each slot."""
-        rows = self.rows(slots)
+        rows = torch.from_numpy(self._row_of[slots]).to(self.output_counts.device)
         self.output_counts[rows, tokens] += 1
         self.seen[rows, tokens] = True
 
@@ -187,13 +167,27 @@ def _longer(table: Tensor, added: int) -> Tensor:
     return torch.cat((table, table.new_zeros((added, table.shape[1]))))
 
 
+def _row_params(params: SamplingParams, seed: int) -> NDArray[np.void]:
+    """PARAMS of a row without penalty counts."""
+    return np.array(
+        (
+            seed,
+            min(max(params.top_k, 0), _MAX_TOP_K),
+            -1,
+            0.0 if params.is_greedy else 1 / params.temperature,
+            params.top_p,
+            math.log(params.min_p) if params.min_p > 0 else -math.inf,
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        ),
+        PARAMS,
+    )
+
+
 def _needs(params: SamplingParams) -> int:
     penalised = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-    filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-    random = not params.is_greedy
     wanted = {
-        RANDOM: random,
-        FILTERED: random and filtered,
         PENALISED: penalised != (1.0, 0.0, 0.0),
         BIASED: bool(params.logit_bias),
         MIN_TOKENS: params.min_tokens > 0,

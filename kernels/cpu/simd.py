@@ -103,7 +103,7 @@ _STORED: Final = {types.float32: F32S, types.int16: I16S, types.uint16: I16S, ty
 _NAMES: Final = {F32S: f"v{LANES}f32", I16S: f"v{LANES}i16", I8S: f"v{LANES}i8"}
 
 
-def _first_lanes(builder: Any, count: Any) -> Any:
+def first_lanes(builder: Any, count: Any) -> Any:
     """A mask of the first `count` (int64, any size) lanes."""
     capped = builder.select(builder.icmp_signed("<", count, I64(LANES)), count, I64(LANES))
     numbers = ir.Constant(I32S, list(range(LANES)))
@@ -125,7 +125,7 @@ def load(typing: Any, array: Any, index: Any, count: Any) -> Any:
         pointer = element_pointer(context, builder, array, args[0], args[1])
         pointer = builder.bitcast(pointer, raw.as_pointer())
         name = f"llvm.masked.load.{_NAMES[raw]}.p0"
-        mask, zeros = _first_lanes(builder, args[2]), ir.Constant(raw, None)
+        mask, zeros = first_lanes(builder, args[2]), ir.Constant(raw, None)
         align = I32(array.dtype.bitwidth // 8)
         return widen(builder, call(builder, name, raw, pointer, align, mask, zeros), array.dtype)
 
@@ -142,7 +142,7 @@ def store(typing: Any, array: Any, index: Any, count: Any, value: Any) -> Any:
         pointer = builder.bitcast(pointer, raw.as_pointer())
         name = f"llvm.masked.store.{_NAMES[raw]}.p0"
         lanes, align = narrow(builder, args[3], array.dtype), I32(array.dtype.bitwidth // 8)
-        mask = _first_lanes(builder, args[2])
+        mask = first_lanes(builder, args[2])
         call(builder, name, ir.VoidType(), lanes, pointer, align, mask)
         return context.get_dummy_value()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagemesh.kernels.logprobs import token_logprobs
 from pagemesh.kernels.noise import gumbel, row_keys
-from pagemesh.kernels.penalties import Penalties, add_bias, apply_penalties, ban
+from pagemesh.kernels.penalties import Penalties, add_bias, apply_penalties
 from pagemesh.kernels.sampling import Filters, sample, sample_filtered, thresholds
 from pagemesh.kernels.search import argmax, count_above, largest, where
 
@@ -37,7 +37,7 @@ def kept_tokens(row: list[float], top_k: int, top_p: float, min_p: float) -> set
 
 
 def filters_of(n: int, top_k: int, top_p: float, min_p: float) -> Filters:
-    return Filters(torch.full((n,), top_k), torch.full((n,), top_p), torch.full((n,), min_p))
+    return Filters(torch.full((n,), top_k), torch.full((n,), top_p), torch.full((n,), min_p).log())
 
 
 @settings(deadline=None)
@@ -72,7 +72,7 @@ def test_rows_keep_their_own_filters() -> None:
     filters = Filters(
         torch.tensor([1, 0, 2999, 50, 0, 0]),
         torch.tensor([1.0, 0.999999, 1.0, 0.5, 0.8, 1.0]),
-        torch.tensor([0.0, 0.0, 0.0, 0.1, 0.0, 1e-5]),
+        torch.tensor([0.0, 0.0, 0.0, 0.1, 0.0, 1e-5]).log(),
     )
     together = sample_filtered(scaled, keys, filters)
     for row in range(6):
@@ -161,9 +161,8 @@ def test_penalties_match_a_loop(
 
 def test_bias_adds_up_and_bans_win() -> None:
     logits = torch.zeros(2, 4)
-    rows, ids = torch.tensor([0, 0, 1]), torch.tensor([1, 1, 3])
-    add_bias(logits, rows, ids, torch.tensor([2.0, 0.5, -1.0]))
-    ban(logits, torch.tensor([1]), torch.tensor([0]))
+    rows, ids = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([1, 1, 3, 0, 0])
+    add_bias(logits, rows, ids, torch.tensor([2.0, 0.5, -1.0, 100.0, -math.inf]))
     assert logits.tolist() == [[0.0, 2.5, 0.0, 0.0], [-math.inf, 0.0, 0.0, -1.0]]
 
 
@@ -171,7 +170,7 @@ def test_logprobs_match_log_softmax() -> None:
     torch.manual_seed(2)
     logits = torch.randn(5, 50) * 10
     chosen = torch.tensor([0, 49, 7, 7, int(logits[4].argmax())])
-    ids, values, ranks = token_logprobs(logits, chosen, 6)
+    ids, values, ranks = token_logprobs(logits, torch.arange(5), chosen, 6)
     expected = logits.log_softmax(dim=1)
     torch.testing.assert_close(values, expected.gather(1, ids.to(torch.int64)))
     assert torch.equal(ids[:, 0].to(torch.int64), chosen)
@@ -184,6 +183,8 @@ def test_logprobs_match_log_softmax() -> None:
 
 @pytest.mark.parametrize("top", [0, 3, 99])
 def test_logprobs_of_as_many_tokens_as_there_are(top: int) -> None:
-    ids, values, ranks = token_logprobs(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([1]), top)
+    ids, values, ranks = token_logprobs(
+        torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([0]), torch.tensor([1]), top
+    )
     assert ids.shape == values.shape == (1, 1 + min(top, 3))
     assert ranks.tolist() == [1]

@@ -1,0 +1,169 @@
+"""Sampling on a CPU: a team's threads take the rows of a step, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagemesh.kernels.cpu.jit import inlined, kernel
+from pagemesh.kernels.cpu.sampling_noise import row_key
+from pagemesh.kernels.cpu.sampling_row import draw_filtered, penalise, score, survey
+from pagemesh.kernels.cpu.sync import claim, finish, open_phases, phase_words, wait
+from pagemesh.kernels.cpu.team import Team
+from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.kernels.sample_rows import Edits, SamplingInputs
+
+_LAST_TAG: Final = 2**31 - 1
+
+
+class CpuSampling:
+    """kernels.sample_rows and kernels.logprobs by compiled kernels; without a team, alone."""
+
+    def __init__(self, team: Team | None = None) -> None:
+        self._team = team
+        self._words = phase_words(1)
+        self._tag = 0
+
+    def sample_rows(
+        self, logits: Tensor, inputs: SamplingInputs
+    ) -> tuple[Tensor, NDArray[np.bool_]]:
+        """See kernels.sample_rows."""
+        n_rows, n_tokens = logits.shape
+        tokens, finite = np.empty(n_rows, np.int64), np.empty(n_rows, np.bool_)
+        self._share(
+            n_rows,
+            _sample_rows,
+            (logits.view(-1).numpy(), n_tokens, *inputs[:2], *inputs.edits),
+            (_flat_bytes(inputs.seen), inputs.output_counts.view(-1).numpy(), tokens, finite),
+        )
+        return torch.from_numpy(tokens), finite
+
+    def token_logprobs(self, logits: Tensor, rows: Tensor, chosen: Tensor, top: int) -> Logprobs:
+        """See kernels.logprobs."""
+        width = 1 + min(top, logits.shape[1])
+        ids = np.empty((len(rows), width), np.int32)
+        values = np.empty((len(rows), width), np.float32)
+        ranks = np.empty(len(rows), np.int32)
+        self._share(
+            len(rows),
+            _score_rows,
+            (logits.view(-1).numpy(), logits.shape[1], rows.numpy(), chosen.numpy()),
+            (ids, values, ranks),
+        )
+        return Logprobs(*map(torch.from_numpy, (ids, values, ranks)))
+
+    def clear_nonfinite(self, logits: Tensor) -> NDArray[np.bool_]:
+        """See kernels.sample_rows."""
+        finite = np.empty(len(logits), np.bool_)
+        arguments = (logits.view(-1).numpy(), logits.shape[1])
+        self._share(len(logits), _clear_rows, arguments, (finite,))
+        return finite
+
+    def _share(
+        self,
+        n_rows: int,
+        function: Callable[..., None],
+        inputs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+    ) -> None:
+        """Call a kernel for the rows; waking others for one row would take longer than the row."""
+        self._tag = tag = self._tag % _LAST_TAG + 1
+        words = self._words
+        _open(words, tag)
+
+        def job(rank: int) -> None:
+            function(rank, tag, words, n_rows, *inputs, *outputs)
+
+        if self._team is None or n_rows == 1:
+            job(0)
+        else:
+            self._team.run(job)
+
+
+def _flat_bytes(mask: Tensor) -> NDArray[np.int8]:
+    flat: NDArray[np.int8] = mask.view(torch.int8).view(-1).numpy()
+    return flat
+
+
+@kernel
+def _open(words: NDArray[np.int64], tag: int) -> None:
+    open_phases(words, 1, tag)
+
+
+@kernel
+def _sample_rows(
+    rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
+    logits: NDArray[np.float32], n_tokens: int,
+    params: NDArray[np.void], positions: NDArray[np.int64],
+    edit_starts: NDArray[np.int64], edit_ids: NDArray[np.int64], edit_values: NDArray[np.float32],
+    seen: NDArray[np.int8], output_counts: NDArray[np.int32],
+    tokens: NDArray[np.int64], finite: NDArray[np.bool_],
+) -> None:  # fmt: skip
+    while True:
+        row = claim(words, 0, tag, n_rows)
+        if row < 0:
+            break
+        at = row * n_tokens
+        top, token, finite[row] = _clear(logits, at, n_tokens)
+        first, last = edit_starts[row], edit_starts[row + 1]
+        own = params[row]
+        if last > first or own.count_row >= 0:
+            for i in range(first, last):
+                logits[at + edit_ids[i]] += edit_values[i]
+            if own.count_row >= 0:
+                penalise(logits, at, n_tokens, own, seen, output_counts)
+            top, token, _ = survey(logits, at, n_tokens)
+        if own.inverse_temperature > 0:
+            key = row_key(own.seed, positions[row])
+            token = draw_filtered(logits, at, n_tokens, top, own, key)
+        tokens[row] = token
+        finish(words, 0)
+    if rank == 0:
+        wait(words, 0, tag, n_rows)
+
+
+@kernel
+def _clear_rows(
+    rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
+    logits: NDArray[np.float32], n_tokens: int, finite: NDArray[np.bool_],
+) -> None:  # fmt: skip
+    while True:
+        row = claim(words, 0, tag, n_rows)
+        if row < 0:
+            break
+        _, _, finite[row] = _clear(logits, row * n_tokens, n_tokens)
+        finish(words, 0)
+    if rank == 0:
+        wait(words, 0, tag, n_rows)
+
+
+@kernel
+def _score_rows(
+    rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
+    logits: NDArray[np.float32], n_tokens: int, rows: NDArray[np.int64], chosen: NDArray[np.int64],
+    ids: NDArray[np.int32], values: NDArray[np.float32], ranks: NDArray[np.int32],
+) -> None:  # fmt: skip
+    while True:
+        row = claim(words, 0, tag, n_rows)
+        if row < 0:
+            break
+        at = rows[row] * n_tokens
+        ranks[row] = score(logits, at, n_tokens, chosen[row], ids[row], values[row])
+        finish(words, 0)
+    if rank == 0:
+        wait(words, 0, tag, n_rows)
+
+
+@inlined
+def _clear(logits, at, n):  # type: ignore[no-untyped-def]
+    """As survey; a row that is not finite becomes zeros."""
+    best, token, is_finite = survey(logits, at, n)
+    if not is_finite:
+        logits[at : at + n] = 0.0
+        best, token = np.float32(0.0), 0
+    return best, token, is_finite
