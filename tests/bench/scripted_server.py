@@ -93,14 +93,14 @@ class ScriptedServer:
         return [body for body in self.bodies if body.get("stream")]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[ScriptedServer]:
+    async def running(self, port: int = 0) -> AsyncIterator[ScriptedServer]:
         app = web.Application(client_max_size=2**24)
         app.router.add_get("/v1/models", self._list_models)
         app.router.add_post("/v1/completions", self._answer)
         app.router.add_post("/v1/chat/completions", self._answer)
         runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         self.url = "http://127.0.0.1:{1}".format(*runner.addresses[0])
         try:
             yield self
