@@ -13,13 +13,6 @@ from pagemesh.tokenizer_svc.stops import StopFilter
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 
-class Gain(NamedTuple):
-    """What some ids brought. `n_tokens` of them count: none after the end of a stop string."""
-
-    text: str
-    n_tokens: int
-
-
 class Finish(NamedTuple):
     reason: str
     stop_reason: str | int | None = None
@@ -40,6 +33,8 @@ class Choice:
         eos_token_ids: Sequence[int],
     ) -> None:
         self.submit = submit
+        self.request_id = submit.request_id
+        self.index = submit.choice
         self.params = params
         self.generated: list[int] = []
         self.cached_tokens = 0
@@ -50,13 +45,22 @@ class Choice:
         eos = () if params.ignore_eos else eos_token_ids
         self._eos = frozenset(eos)
         self._stop_ids = frozenset(params.stop_token_ids) | self._eos
+        self._seeks_stops = bool(params.stop)
 
     @property
     def matched_stop(self) -> str | None:
         return self._stops.matched
 
-    def push(self, token_ids: Sequence[int]) -> Gain:
-        """Text that became visible. Nothing counts once a stop string has matched."""
+    def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Text that became visible, and how many of the ids count: none once a stop string has
+        matched."""
+        if self._seeks_stops or not self._stop_ids.isdisjoint(token_ids):
+            return self._push_watching(token_ids)
+        self.generated.extend(token_ids)
+        return "".join(map(self._decoder.push, token_ids)), len(token_ids)
+
+    def _push_watching(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """`push` where any id may end the choice."""
         pieces: list[str] = []
         n_before = len(self.generated)
         for token_id in token_ids:
@@ -65,7 +69,7 @@ class Choice:
             self.generated.append(token_id)
             if not self._is_hidden(token_id):
                 pieces.append(self._filter(self._decoder.push(token_id)))
-        return Gain("".join(pieces), len(self.generated) - n_before)
+        return "".join(pieces), len(self.generated) - n_before
 
     def flush(self) -> str:
         """The held-back text, now that the choice is at its end. A stop string may end in it."""
@@ -90,10 +94,9 @@ class Choice:
 
     def take_prompt_logprobs(self) -> list[TokenLogprob | None] | None:
         """All of them, once, when they were asked for; never asked for again by a resume."""
-        params = self.submit.params
-        if params.prompt_logprobs is None:
+        if self.submit.params.prompt_logprobs is None:
             return None
-        params = msgspec.structs.replace(params, prompt_logprobs=None)
+        params = msgspec.structs.replace(self.submit.params, prompt_logprobs=None)
         self.submit = self.submit._replace(params=params)
         return self._prompt_logprobs
 

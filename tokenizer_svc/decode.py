@@ -31,19 +31,30 @@ def incremental_decoder(vocabulary: Vocabulary, *, skip_special_tokens: bool) ->
 
 
 class ByteStreamDecoder:
-    """For byte-level vocabularies, where a text is the concatenation of the tokens' bytes."""
+    """For byte-level vocabularies, where a text is the concatenation of the tokens' bytes.
+
+    Most tokens are whole characters, whose texts are known; the others go through a UTF-8 decoder.
+    """
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
-        self._skip_special = skip_special_tokens
+        self._whole_texts = vocabulary.whole_texts(skip_special_tokens=skip_special_tokens)
         self._utf8 = _Utf8("replace")
+        self._holds_half = False
 
     def push(self, token_id: int) -> str:
-        if self._skip_special and self._vocabulary.is_special(token_id):
+        text = self._whole_texts[token_id]
+        return text if text is not None and not self._holds_half else self._push_bytes(token_id)
+
+    def _push_bytes(self, token_id: int) -> str:
+        if self._whole_texts[token_id] == "":
             return ""
-        return self._utf8.decode(self._vocabulary.byte_level_piece(token_id))
+        text = self._utf8.decode(self._vocabulary.byte_level_piece(token_id))
+        self._holds_half = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
+        self._holds_half = False
         return self._utf8.decode(b"", final=True)
 
 

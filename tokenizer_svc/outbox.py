@@ -111,11 +111,17 @@ class Outbox:
 
 def merge(first: Delta, second: Delta) -> Delta:
     """Both deltas of one choice as one."""
-    return second._replace(
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=_joined(first.logprobs, second.logprobs),
-        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    return Delta(
+        second.request_id,
+        second.choice,
+        first.text + second.text,
+        first.token_ids + second.token_ids,
+        _joined(first.logprobs, second.logprobs),
+        second.finish_reason,
+        second.stop_reason,
+        second.cached_tokens,
+        first.prompt_logprobs or second.prompt_logprobs,
+        second.error,
     )
 
 
@@ -127,7 +133,8 @@ def _joined(
 
 def size_bytes(delta: Delta) -> int:
     """Roughly what the delta weighs; additive under merging."""
-    n_entries = 0
+    size = len(delta.text) + len(delta.token_ids)
     for entries in (delta.logprobs, delta.prompt_logprobs):
-        n_entries += sum(1 + len(entry.top) for entry in entries or () if entry is not None)
-    return len(delta.text) + len(delta.token_ids) + _LOGPROB_BYTES * n_entries
+        if entries is not None:
+            size += _LOGPROB_BYTES * sum(1 + len(entry.top) for entry in entries if entry)
+    return size

@@ -280,7 +280,7 @@ class TokenizerService:
                 self._fail(request, delta.error)
                 continue
             request.outbox.add(delta)
-            if delta.request_id not in self._pipeline:
+            if delta.finish_reason is not None and delta.request_id not in self._pipeline:
                 self._requests.remove(delta.request_id)
         self._metrics.output_tokens.inc(n_tokens)
 

@@ -37,6 +37,32 @@ def _decoder_types(decoder: dict[str, Any] | None) -> list[str]:
     return [decoder["type"]]
 
 
+class WholeTexts(dict[int, str | None]):
+    """The text of each byte-level id that stands for whole characters, None for the others. Looked
+    up for every token, so made once for each id, when it is first asked for."""
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        self._skip_special = skip_special_tokens
+
+    def __missing__(self, token_id: int) -> str | None:
+        text: str | None
+        if self._skip_special and self._vocabulary.is_special(token_id):
+            text = ""
+        else:
+            text = _text_or_none(self._vocabulary.byte_level_piece(token_id))
+        self[token_id] = text
+        return text
+
+
+def _text_or_none(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 class Vocabulary:
     """Ids of one tokenizer.json. Threads may share it: after construction it only remembers."""
 
@@ -48,6 +74,9 @@ class Vocabulary:
         self.is_byte_level: Final = types == ["ByteLevel"]
         self._pieces: dict[int, bytes] = {}
         self._shown: dict[int, tuple[int, str, bytes]] = {}
+        self._whole_texts = {
+            skip: WholeTexts(self, skip_special_tokens=skip) for skip in (False, True)
+        }
         self._uses_alphabet = "ByteLevel" in types
         self._uses_byte_tokens = "ByteFallback" in types
         self._added = {token_id: token.content for token_id, token in added.items()}
@@ -84,6 +113,10 @@ class Vocabulary:
         if piece is None:
             piece = self._pieces[token_id] = _alphabet_bytes(self.token(token_id) or "")
         return piece
+
+    def whole_texts(self, *, skip_special_tokens: bool) -> WholeTexts:
+        """Of a byte-level vocabulary. All streams share one."""
+        return self._whole_texts[skip_special_tokens]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes the token adds to a text, its leading space included; b"" without a token."""
