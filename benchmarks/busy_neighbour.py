@@ -86,6 +86,7 @@ def _options(url: str, load: Load, seed: int) -> ServeOptions:
         random_input_len=128,
         random_output_len=128,
         ignore_eos=True,
+        clients=1,
         seed=seed,
         vocab_size=49152,
     )

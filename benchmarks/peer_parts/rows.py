@@ -38,6 +38,7 @@ def _decode(n_requests: int, concurrency: int) -> ServeOptions:
         random_input_len=128,
         random_output_len=128,
         ignore_eos=True,
+        clients=1,  # Another start, with more of them, would draw other ids.
     )
 
 

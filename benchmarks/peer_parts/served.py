@@ -21,6 +21,7 @@ from pagemesh.bench.memory import MemoryPeaks, sample_tree
 
 _POLL_S: Final = 0.01
 _MEMORY_PERIOD_S: Final = 1.0
+_ANSWER_TIMEOUT_S: Final = 60.0
 _STOP_S: Final = 60.0
 _TAIL_CHARS: Final = 2000
 
@@ -106,7 +107,7 @@ def _answers(port: int, model: str) -> bool:
 
 def _ask(port: int, method: str, path: str, body: str | None = None) -> Any:
     """The JSON of a 200; None for any other answer, or none."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_STOP_S)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_TIMEOUT_S)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
