@@ -27,7 +27,9 @@ def run_options(
 ) -> ServeOptions:
     """The run of a row. A seed draws the same token ids for every server. `scale` below 1 shrinks
     all sizes, for a trial of the script."""
-    sizes = {name: max(int(getattr(row.options, name) * scale), 1) for name in _SIZES}
+    sizes: dict[str, Any] = {
+        name: max(int(getattr(row.options, name) * scale), 1) for name in _SIZES
+    }
     return replace(row.options, base_url=base_url, seed=seed, vocab_size=vocab_tokens, **sizes)
 
 
