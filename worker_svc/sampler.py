@@ -53,15 +53,15 @@ class Sampler:
         generated so far. Changes no state.
         """
         needs = self._state.needs[slots]
-        rows = np.flatnonzero(needs & LOGPROBS)
-        raw, raw_rows = _raw_logits(logits, rows, needs)
         inputs = self._state.inputs(slots, positions, n_output)
-        tokens, finite = self._sample(logits, inputs)
-        tops = self._state.logprobs[slots[rows]]
+        rows = np.flatnonzero(needs & LOGPROBS)
         if len(rows) == 0:
-            return SampledRows(tokens, finite, rows, tops, None)
+            return SampledRows(*self._sample(logits, inputs), rows, rows, None)
+        raw, raw_rows = _raw_logits(logits, rows, needs)
+        tokens, finite = self._sample(logits, inputs)
         if raw is not logits:
             raw[torch.from_numpy(~finite[rows])] = 0.0
+        tops = self._state.logprobs[slots[rows]]
         chosen = tokens[torch.from_numpy(rows).to(tokens.device)]
         logprobs = self._logprobs(raw, raw_rows, chosen, int(tops.max()))
         return SampledRows(tokens, finite, rows, tops, logprobs)

@@ -89,11 +89,12 @@ class SamplingState:
 
     def inputs(self, slots: Ints, positions: Ints, n_output: Ints) -> SamplingInputs:
         """See Sampler."""
-        edits = self._edits(slots, n_output)
-        counts = self.counts
-        return SamplingInputs(
-            self._params[slots], positions, edits, counts.seen, counts.output_counts
-        )
+        if self._biases or self._banned:
+            edits = self._edits(slots, n_output)
+        else:
+            edits = Edits(np.zeros(len(slots) + 1, np.int64), _NO_IDS, _NO_VALUES)
+        params, counts = self._params[slots], self.counts
+        return SamplingInputs(params, positions, edits, counts.seen, counts.output_counts)
 
     def _edits(self, slots: Ints, n_output: Ints) -> Edits:
         """Biases, and bans of the tokens that must not end a request yet."""

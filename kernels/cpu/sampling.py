@@ -16,9 +16,11 @@ from pagemesh.kernels.cpu.sampling_row import draw_filtered, penalise, score, su
 from pagemesh.kernels.cpu.sync import claim, finish, open_phases, phase_words, wait
 from pagemesh.kernels.cpu.team import Team
 from pagemesh.kernels.logprobs import Logprobs
-from pagemesh.kernels.sample_rows import Edits, SamplingInputs
+from pagemesh.kernels.sample_rows import SamplingInputs
 
 _LAST_TAG: Final = 2**31 - 1
+_ROWS_ALONE: Final = 2
+"""So few rows are done before another thread has woken."""
 
 
 class CpuSampling:
@@ -33,14 +35,11 @@ class CpuSampling:
         self, logits: Tensor, inputs: SamplingInputs
     ) -> tuple[Tensor, NDArray[np.bool_]]:
         """See kernels.sample_rows."""
-        n_rows, n_tokens = logits.shape
-        tokens, finite = np.empty(n_rows, np.int64), np.empty(n_rows, np.bool_)
-        self._share(
-            n_rows,
-            _sample_rows,
-            (logits.view(-1).numpy(), n_tokens, *inputs[:2], *inputs.edits),
-            (_flat_bytes(inputs.seen), inputs.output_counts.view(-1).numpy(), tokens, finite),
-        )
+        tokens, finite = np.empty(len(logits), np.int64), np.empty(len(logits), np.bool_)
+        params, positions, edits, seen, output_counts = inputs
+        counts = seen.numpy(), output_counts.numpy()
+        arguments = logits.numpy(), params, positions, *edits, *counts, tokens, finite
+        self._share(len(logits), _sample_rows, arguments)
         return torch.from_numpy(tokens), finite
 
     def token_logprobs(self, logits: Tensor, rows: Tensor, chosen: Tensor, top: int) -> Logprobs:
@@ -49,45 +48,29 @@ class CpuSampling:
         ids = np.empty((len(rows), width), np.int32)
         values = np.empty((len(rows), width), np.float32)
         ranks = np.empty(len(rows), np.int32)
-        self._share(
-            len(rows),
-            _score_rows,
-            (logits.view(-1).numpy(), logits.shape[1], rows.numpy(), chosen.numpy()),
-            (ids, values, ranks),
-        )
+        arguments = logits.numpy(), rows.numpy(), chosen.numpy(), ids, values, ranks
+        self._share(len(rows), _score_rows, arguments)
         return Logprobs(*map(torch.from_numpy, (ids, values, ranks)))
 
     def clear_nonfinite(self, logits: Tensor) -> NDArray[np.bool_]:
         """See kernels.sample_rows."""
         finite = np.empty(len(logits), np.bool_)
-        arguments = (logits.view(-1).numpy(), logits.shape[1])
-        self._share(len(logits), _clear_rows, arguments, (finite,))
+        self._share(len(logits), _clear_rows, (logits.numpy(), finite))
         return finite
 
-    def _share(
-        self,
-        n_rows: int,
-        function: Callable[..., None],
-        inputs: tuple[Any, ...],
-        outputs: tuple[Any, ...],
-    ) -> None:
-        """Call a kernel for the rows; waking others for one row would take longer than the row."""
+    def _share(self, n_rows: int, share: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        """Call a kernel that computes a thread's share of the rows, on all threads."""
         self._tag = tag = self._tag % _LAST_TAG + 1
         words = self._words
         _open(words, tag)
 
         def job(rank: int) -> None:
-            function(rank, tag, words, n_rows, *inputs, *outputs)
+            share(rank, tag, words, n_rows, *arguments)
 
-        if self._team is None or n_rows == 1:
+        if self._team is None or n_rows <= _ROWS_ALONE:
             job(0)
         else:
             self._team.run(job)
-
-
-def _flat_bytes(mask: Tensor) -> NDArray[np.int8]:
-    flat: NDArray[np.int8] = mask.view(torch.int8).view(-1).numpy()
-    return flat
 
 
 @kernel
@@ -98,29 +81,30 @@ def _open(words: NDArray[np.int64], tag: int) -> None:
 @kernel
 def _sample_rows(
     rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
-    logits: NDArray[np.float32], n_tokens: int,
-    params: NDArray[np.void], positions: NDArray[np.int64],
+    logits: NDArray[np.float32], params: NDArray[np.void], positions: NDArray[np.int64],
     edit_starts: NDArray[np.int64], edit_ids: NDArray[np.int64], edit_values: NDArray[np.float32],
-    seen: NDArray[np.int8], output_counts: NDArray[np.int32],
+    seen: NDArray[np.bool_], output_counts: NDArray[np.int32],
     tokens: NDArray[np.int64], finite: NDArray[np.bool_],
 ) -> None:  # fmt: skip
+    flat, n_tokens = logits.reshape(-1), logits.shape[1]
+    flat_seen, flat_counts = seen.view(np.int8).reshape(-1), output_counts.reshape(-1)
     while True:
         row = claim(words, 0, tag, n_rows)
         if row < 0:
             break
         at = row * n_tokens
-        top, token, finite[row] = _clear(logits, at, n_tokens)
+        top, token, finite[row] = _clear(flat, at, n_tokens)
         first, last = edit_starts[row], edit_starts[row + 1]
         own = params[row]
         if last > first or own.count_row >= 0:
             for i in range(first, last):
-                logits[at + edit_ids[i]] += edit_values[i]
+                flat[at + edit_ids[i]] += edit_values[i]
             if own.count_row >= 0:
-                penalise(logits, at, n_tokens, own, seen, output_counts)
-            top, token, _ = survey(logits, at, n_tokens)
+                penalise(flat, at, n_tokens, own, flat_seen, flat_counts)
+            top, token, _ = survey(flat, at, n_tokens)
         if own.inverse_temperature > 0:
             key = row_key(own.seed, positions[row])
-            token = draw_filtered(logits, at, n_tokens, top, own, key)
+            token = draw_filtered(flat, at, n_tokens, top, own, key)
         tokens[row] = token
         finish(words, 0)
     if rank == 0:
@@ -130,13 +114,14 @@ def _sample_rows(
 @kernel
 def _clear_rows(
     rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
-    logits: NDArray[np.float32], n_tokens: int, finite: NDArray[np.bool_],
+    logits: NDArray[np.float32], finite: NDArray[np.bool_],
 ) -> None:  # fmt: skip
+    flat, n_tokens = logits.reshape(-1), logits.shape[1]
     while True:
         row = claim(words, 0, tag, n_rows)
         if row < 0:
             break
-        _, _, finite[row] = _clear(logits, row * n_tokens, n_tokens)
+        _, _, finite[row] = _clear(flat, row * n_tokens, n_tokens)
         finish(words, 0)
     if rank == 0:
         wait(words, 0, tag, n_rows)
@@ -145,15 +130,16 @@ def _clear_rows(
 @kernel
 def _score_rows(
     rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
-    logits: NDArray[np.float32], n_tokens: int, rows: NDArray[np.int64], chosen: NDArray[np.int64],
+    logits: NDArray[np.float32], rows: NDArray[np.int64], chosen: NDArray[np.int64],
     ids: NDArray[np.int32], values: NDArray[np.float32], ranks: NDArray[np.int32],
 ) -> None:  # fmt: skip
+    flat, n_tokens = logits.reshape(-1), logits.shape[1]
     while True:
         row = claim(words, 0, tag, n_rows)
         if row < 0:
             break
         at = rows[row] * n_tokens
-        ranks[row] = score(logits, at, n_tokens, chosen[row], ids[row], values[row])
+        ranks[row] = score(flat, at, n_tokens, chosen[row], ids[row], values[row])
         finish(words, 0)
     if rank == 0:
         wait(words, 0, tag, n_rows)

@@ -13,15 +13,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from pagemesh.kernels.cpu.jit import LANES, inlined
-from pagemesh.kernels.cpu.sampling_lanes import binary_exponent, binary_fraction
+from pagemesh.kernels.cpu.sampling_lanes import binary_exponent, binary_fraction, rough_log2
 from pagemesh.kernels.cpu.simd import (
     F32S,
     I32,
     I32S,
     VECTOR,
     add,
+    call,
     fma,
-    larger,
     mul,
     repeat,
     smaller,
@@ -49,8 +49,9 @@ def _mix64(z):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def token_integers(typing: Any, key: Any, first: Any) -> Any:
-    """The signed 32 bits of the tokens first, first + 1 … under a row's key, as float32."""
+def magnitudes(typing: Any, key: Any, first: Any) -> Any:
+    """|b + 1/2| of the 32 signed bits b that the tokens first, first + 1 … have under a row's key:
+    uniform in (0, 2**31), and the smallest make the largest noise."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         low = builder.trunc(args[0], I32)
@@ -63,7 +64,9 @@ def token_integers(typing: Any, key: Any, first: Any) -> Any:
         bits = builder.xor(bits, _copies(builder, high))
         bits = _xor_shifted(builder, bits, 15)
         bits = builder.mul(bits, repeat(I32S, _integer(0x846CA68B).constant))
-        return builder.sitofp(_xor_shifted(builder, bits, 16), F32S)
+        number = builder.sitofp(_xor_shifted(builder, bits, 16), F32S)
+        number = builder.fadd(number, repeat(F32S, 0.5))
+        return call(builder, f"llvm.fabs.v{LANES}f32", F32S, number)
 
     return VECTOR(types.uint64, types.intp), generate
 
@@ -92,30 +95,23 @@ MOST_NOISE: Final = np.float32(22.19)
 
 
 @inlined
-def uniform(key, first):  # type: ignore[no-untyped-def]
-    """Lanes in (0, 1); the smallest make the largest noise."""
-    number = add(token_integers(key, first), splat(_HALF))
-    magnitude = larger(number, sub(splat(_ZERO), number))
-    return smaller(mul(magnitude, splat(_TO_ONE)), splat(_BELOW_ONE))
-
-
-@inlined
-def gumbel(v):  # type: ignore[no-untyped-def]
-    """-log(-log1p(-v)). What 1 - v loses in rounding is added to its logarithm."""
+def gumbel(magnitude):  # type: ignore[no-untyped-def]
+    """-log(-log1p(-v)), v = magnitude / 2**31. What 1 - v loses in rounding is added to its
+    logarithm."""
+    v = smaller(mul(magnitude, splat(_TO_ONE)), splat(_BELOW_ONE))
     rest = sub(splat(_ONE), v)
     lost = sub(v, sub(splat(_ONE), rest))
     return sub(splat(_ZERO), log(sub(lost, log(rest))))
 
 
 _LN2: Final = np.float32(0.6931472)
-_BOUND_AT_ONE: Final = np.float32(0.36)
+_BOUND_AT_ONE: Final = np.float32(31 * 0.6931472 + 0.001)
 
 
 @inlined
-def gumbel_bound(v):  # type: ignore[no-untyped-def]
-    """Not below gumbel(v), and quickly known: at most -log v, whose fraction is at most -log sqrt
-    1/2 = 0.347."""
-    return sub(splat(_BOUND_AT_ONE), mul(binary_exponent(v), splat(_LN2)))
+def gumbel_bound(magnitude):  # type: ignore[no-untyped-def]
+    """Not below the noise, at most 0.06 above -log v, which is not below it either."""
+    return fma(rough_log2(magnitude), splat(-_LN2), splat(_BOUND_AT_ONE))
 
 
 _LN2_HIGH: Final = np.float32(0.693359375)

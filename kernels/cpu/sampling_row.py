@@ -24,7 +24,7 @@ from pagemesh.kernels.cpu.sampling_lanes import (
     sum_of_doubles,
     value_of_order,
 )
-from pagemesh.kernels.cpu.sampling_noise import MOST_NOISE, gumbel, gumbel_bound, uniform
+from pagemesh.kernels.cpu.sampling_noise import MOST_NOISE, gumbel, gumbel_bound, magnitudes
 from pagemesh.kernels.cpu.simd import (
     add,
     exp,
@@ -70,16 +70,17 @@ def count_tokens(logits, at, n, scale, floor):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def mass(logits, at, n, scale, best, floor):  # type: ignore[no-untyped-def]
-    """The sum of exp(scaled - best) over the scaled logits of `floor` or more, in float64: a long
-    tail of small probabilities would drown in float32."""
-    total = no_doubles()
+def masses(logits, at, n, scale, best, floor, higher):  # type: ignore[no-untyped-def]
+    """The sums of exp(scaled - best) over the scaled logits of `floor` or more, and of those of
+    `higher` or more; in float64, since a long tail of small probabilities drowns in float32."""
+    total, part = no_doubles(), no_doubles()
     for i in range(0, n, LANES):
         x = mul(load_or(logits, at + i, n - i, _NONE), splat(scale))
         if any_from(x, floor):
             weights = exp(sub(x, splat(best)))
             total = add_doubles(total, zero_below(weights, x, splat(floor)))
-    return sum_of_doubles(total)
+            part = add_doubles(part, zero_below(weights, x, splat(higher)))
+    return sum_of_doubles(total), sum_of_doubles(part)
 
 
 @inlined
@@ -95,9 +96,9 @@ def draw(logits, at, n, scale, floor, key):  # type: ignore[no-untyped-def]
         x = mul(load_or(logits, at + i, n - i, _NONE), splat(scale))
         if not any_from(x, least):
             continue
-        x, v = only_from(x, floor), uniform(key, i)
-        if any_above(add(x, gumbel_bound(v)), best):
-            noisy = add(x, gumbel(v))
+        magnitude = magnitudes(key, i)
+        if any_above(add(x, gumbel_bound(magnitude)), best):
+            noisy = add(only_from(x, floor), gumbel(magnitude))
             if any_above(noisy, best):
                 best = largest_of(noisy)
                 token = i + first_equal(noisy, best)
@@ -151,15 +152,14 @@ def draw_filtered(logits, at, n, top, params, key):  # type: ignore[no-untyped-d
         floor = max(floor, top_k_floor(logits, at, n, scale, best, params.top_k))
     if params.top_p >= _ONE:
         return draw(logits, at, n, scale, floor, key)
-    limit = np.float64(params.top_p) * mass(logits, at, n, scale, best, floor)
-    while True:
-        token = draw(logits, at, n, scale, floor, key)
-        value = logits[at + token] * scale
-        if value >= best:
-            return token
-        floor = next_up(value)
-        if mass(logits, at, n, scale, best, floor) < limit:
-            return token
+    token = draw(logits, at, n, scale, floor, key)
+    higher = next_up(logits[at + token] * scale)
+    total, better = masses(logits, at, n, scale, best, floor, higher)
+    while better >= np.float64(params.top_p) * total:
+        token = draw(logits, at, n, scale, higher, key)
+        higher = next_up(logits[at + token] * scale)
+        _, better = masses(logits, at, n, scale, best, higher, higher)
+    return token
 
 
 @inlined
@@ -185,7 +185,8 @@ def _penalised(logit, count, params):  # type: ignore[no-untyped-def]
 def score(logits, at, n, chosen, ids, values):  # type: ignore[no-untyped-def]
     """Logprobs into ids int32[1 + k] and values float32[1 + k] (see kernels.logprobs); the rank."""
     best, _, _ = survey(logits, at, n)
-    normaliser = np.float32(best + np.log(mass(logits, at, n, _ONE, best, _NONE)))
+    total, _ = masses(logits, at, n, _ONE, best, _NONE, _NONE)
+    normaliser = np.float32(best + np.log(total))
     k = len(ids) - 1
     ids[0], values[0] = chosen, logits[at + chosen]
     top_tokens(logits, at, n, k, ids, values)
