@@ -112,12 +112,14 @@ class Generation:
         self.completion_tokens += len(delta.token_ids) // ID_BYTES
         if delta.finish_reason is not None:
             self._unfinished -= 1
-        deltas = self._pending.setdefault(prompt_index * self.n + delta.choice, [])
-        deltas.append(delta)
+        choice = prompt_index * self.n + delta.choice
+        if choice in self._pending:
+            self._pile_up(self._pending[choice], delta)
+        else:
+            self._pending[choice] = [delta]
         self._pending_bytes += _size_bytes(delta)
-        if len(deltas) >= _COMPACT_AT_DELTAS:
-            self._compact(deltas)
-        self._bound()
+        if self._pending_bytes > self._max_pending_bytes or self.held_bytes > self._max_held_bytes:
+            self._overflow()
         self._wake()
 
     def fail(self, error: RequestError) -> None:
@@ -143,16 +145,17 @@ class Generation:
     def _size_of_prompt_logprobs(self, prompt: PromptState) -> int:
         return self._prompt_logprob_copies * logprob_bytes(prompt.logprobs)
 
-    def _compact(self, deltas: list[Delta]) -> None:
-        self._pending_bytes -= _DELTA_OVERHEAD_BYTES * (len(deltas) - 1)
-        deltas[:] = [_merged(deltas)]
+    def _pile_up(self, deltas: list[Delta], delta: Delta) -> None:
+        deltas.append(delta)
+        if len(deltas) >= _COMPACT_AT_DELTAS:
+            self._pending_bytes -= _DELTA_OVERHEAD_BYTES * (len(deltas) - 1)
+            deltas[:] = [_merged(deltas)]
 
-    def _bound(self) -> None:
-        if self._pending_bytes > self._max_pending_bytes or self.held_bytes > self._max_held_bytes:
-            self._overflowed = True
-            self._pending.clear()
-            if self._on_overflow is not None:
-                self._on_overflow(self)
+    def _overflow(self) -> None:
+        self._overflowed = True
+        self._pending.clear()
+        if self._on_overflow is not None:
+            self._on_overflow(self)
 
     def _wake(self) -> None:
         self._changed = True
@@ -225,13 +228,16 @@ class Generation:
         """What is pending, merged to one gain per choice. Raises the error that ended it."""
         if self.error is not None:
             raise self.error
-        taken, kept = self._pending, {}
+        taken, self._pending, self._pending_bytes = self._pending, {}, 0
         if self._needs_prompt_logprobs:
-            kept = {c: deltas for c, deltas in taken.items() if self._must_wait(c)}
-            taken = {c: deltas for c, deltas in taken.items() if c not in kept}
-        self._pending = kept
-        self._pending_bytes = sum(_size_bytes(d) for deltas in kept.values() for d in deltas)
-        return [_gain(choice, _merged(deltas)) for choice, deltas in taken.items()]
+            self._put_back(taken)
+        return [_gain(choice, deltas) for choice, deltas in taken.items()]
+
+    def _put_back(self, taken: dict[int, list[Delta]]) -> None:
+        """Those that must wait, out of what was taken."""
+        for choice in [choice for choice in taken if self._must_wait(choice)]:
+            self._pending[choice] = deltas = taken.pop(choice)
+            self._pending_bytes += sum(map(_size_bytes, deltas))
 
     def release_prompt_logprobs(self, prompt_index: int) -> None:
         """Nobody reads them any more."""
@@ -246,8 +252,6 @@ class Generation:
 
 def _merged(deltas: list[Delta]) -> Delta:
     last = deltas[-1]
-    if len(deltas) == 1:
-        return last
     with_logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
     return last._replace(
         text="".join([delta.text for delta in deltas]),
@@ -256,21 +260,17 @@ def _merged(deltas: list[Delta]) -> Delta:
     )
 
 
-def _gain(choice: int, delta: Delta) -> Gain:
-    return Gain(
-        choice,
-        delta.text,
-        delta.token_ids,
-        delta.logprobs,
-        delta.finish_reason,
-        delta.stop_reason,
-    )
+def _gain(choice: int, deltas: list[Delta]) -> Gain:
+    """By position, which costs half as much as by name."""
+    delta = deltas[0] if len(deltas) == 1 else _merged(deltas)
+    _, _, text, token_ids, logprobs, finish_reason, stop_reason, *_ = delta
+    return Gain(choice, text, token_ids, logprobs, finish_reason, stop_reason)
 
 
 def _size_bytes(delta: Delta) -> int:
     """About what the delta holds in memory."""
     size = _DELTA_OVERHEAD_BYTES + len(delta.text) + len(delta.token_ids)
-    return size + logprob_bytes(delta.logprobs)
+    return size if delta.logprobs is None else size + logprob_bytes(delta.logprobs)
 
 
 def logprob_bytes(rows: Iterable[TokenLogprob | None] | None) -> int:

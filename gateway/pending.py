@@ -94,13 +94,10 @@ class PendingGeneration:
         """Deltas of a choice that has finished (a resumed one runs again) change nothing."""
         if delta.choice not in self._open:
             return
-        if delta.error is not None:
-            self._lose(delta.choice, RequestError.from_wire(delta.error))
-        elif delta.finish_reason == "abort":
-            error = RequestError("The server stopped this request.", status=503, code="aborted")
-            self._lose(delta.choice, error)
-        else:
+        if delta.error is None and delta.finish_reason != "abort":
             self._gain(delta, now_s)
+        else:
+            self._lose(delta.choice, _why_lost(delta))
 
     def fail(self, error: RequestError) -> None:
         self._end_all("error" if self._accepted else "refused")
@@ -136,6 +133,12 @@ class PendingGeneration:
         if self._open:
             self._metrics.finished(reason, len(self._open))
             self._open.clear()
+
+
+def _why_lost(delta: Delta) -> RequestError:
+    if delta.error is not None:
+        return RequestError.from_wire(delta.error)
+    return RequestError("The server stopped this request.", status=503, code="aborted")
 
 
 class PendingCall:

@@ -167,8 +167,8 @@ class Upstream:
     def _deliver(self, link: Link, rows: list[Delta]) -> None:
         now_s = asyncio.get_running_loop().time()
         for row in rows:
-            entry = self._entry(link, row.request_id)
-            if isinstance(entry, PendingGeneration):
+            entry = self._table.get(row.request_id)
+            if isinstance(entry, PendingGeneration) and entry.link == link.name:
                 entry.add(row, now_s)
                 if entry.done:
                     self._leave(entry)

@@ -161,6 +161,7 @@ class ChunkFrame:
 
     def __init__(self, job: Job, object_name: str, generation: Generation) -> None:
         self._options = job.body.stream_options or StreamOptions()
+        self._counts_each = self._options.continuous_usage_stats
         self._generation = generation
         envelope = {
             "id": job.id,
@@ -173,9 +174,8 @@ class ChunkFrame:
 
     def event(self, choice: bytes) -> bytes:
         """One chunk with one choice."""
-        if self._options.continuous_usage_stats:
-            return self._head + choice + self._usage_tail()
-        return self._head + choice + self._tail
+        tail = self._usage_tail() if self._counts_each else self._tail
+        return self._head + choice + tail
 
     def usage_event(self) -> bytes:
         """The chunk without choices that ends a stream, if asked for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -20,6 +20,8 @@ from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, compl
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.wire import Prompt, Tokenize, Tokenized
+
+_GOES_ON: Final = b'"finish_reason":null,"stop_reason":null'
 
 
 class CompletionsEndpoint:
@@ -93,9 +95,11 @@ class CompletionAnswer:
         }
 
     def _choice(self, gain: Gain, scored_prompt: list[Any] | None) -> dict[str, Any]:
+        text, logprobs = self._text_and_logprobs(gain)
         return {
             "index": gain.choice,
-            **self._text_and_logprobs(gain),
+            "text": text,
+            "logprobs": logprobs,
             "finish_reason": gain.finish_reason,
             "stop_reason": gain.stop_reason,
             "prompt_logprobs": scored_prompt,
@@ -122,34 +126,32 @@ class CompletionAnswer:
 
     def event(self, gain: Gain) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
-        piece = self._text_and_logprobs(gain)
-        if not piece["text"] and not gain.logprobs and gain.finish_reason is None:
+        text, logprobs = self._text_and_logprobs(gain)
+        if not text and not gain.logprobs and gain.finish_reason is None:
             return b""
         return self._frame.event(
-            b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b,"stop_reason":%b}'
+            b'{"index":%d,"text":%b,"logprobs":%b,%b}'
             % (
                 gain.choice,
-                encode_json(piece["text"]),
-                encode_json(piece["logprobs"]),
-                encode_json(gain.finish_reason),
-                encode_json(gain.stop_reason),
+                encode_json(text),
+                b"null" if logprobs is None else encode_json(logprobs),
+                _GOES_ON if gain.finish_reason is None else _ending(gain),
             )
         )
 
     def closing(self) -> bytes:
         return self._frame.usage_event()
 
-    def _text_and_logprobs(self, gain: Gain) -> dict[str, Any]:
+    def _text_and_logprobs(self, gain: Gain) -> tuple[str, dict[str, Any] | None]:
         """The choice's new text, and its logprobs if asked for."""
         if gain.choice in self._to_echo:
             self._to_echo.discard(gain.choice)
             return self._with_echo(gain)
-        logprobs = None
-        if self._job.params.logprobs is not None:
-            logprobs = self._logprobs[gain.choice].piece(gain.logprobs or [])
-        return {"text": gain.text, "logprobs": logprobs}
+        if self._job.params.logprobs is None:
+            return gain.text, None
+        return gain.text, self._logprobs[gain.choice].piece(gain.logprobs or [])
 
-    def _with_echo(self, gain: Gain) -> dict[str, Any]:
+    def _with_echo(self, gain: Gain) -> tuple[str, dict[str, Any] | None]:
         prompt_index = gain.choice // self._job.params.n
         prompt = self._generation.prompts[prompt_index]
         prompt_text = prompt.text or ""
@@ -161,7 +163,7 @@ class CompletionAnswer:
                 first_prompt_token=self._first_tokens[prompt.first_id],
                 prompt_text=prompt_text,
             )
-        return {"text": prompt_text + gain.text, "logprobs": logprobs}
+        return prompt_text + gain.text, logprobs
 
     async def _tokens(self, ids: bytes) -> list[str]:
         answer = await self._backend.upstream.ask(
@@ -174,3 +176,10 @@ class CompletionAnswer:
         )
         assert isinstance(answer, Tokenized)
         return answer.token_strs or []
+
+
+def _ending(gain: Gain) -> bytes:
+    return b'"finish_reason":%b,"stop_reason":%b' % (
+        encode_json(gain.finish_reason),
+        encode_json(gain.stop_reason),
+    )

@@ -11,6 +11,7 @@ own; arrivals of one turn, which this process itself was too slow to part, make 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Protocol
 
 from pagemesh.gateway.generation import Gain, Generation
@@ -28,15 +29,15 @@ class Turn:
     """The streams that gained something in this turn of the event loop."""
 
     def __init__(self) -> None:
-        self._streams: list[LiveStream] = []
+        self._streams: dict[LiveStream, None] = {}
 
     def add(self, stream: LiveStream) -> None:
         if not self._streams:
             asyncio.get_running_loop().call_soon(self._end)
-        self._streams.append(stream)
+        self._streams[stream] = None
 
     def _end(self) -> None:
-        streams, self._streams = self._streams, []
+        streams, self._streams = self._streams, {}
         nudge_at_s = asyncio.get_running_loop().time() + KEEP_ALIVE_S
         written = [(stream, stream.word(nudge_at_s)) for stream in streams]
         for stream, data in written:
@@ -54,22 +55,25 @@ class LiveStream:
         self._transport = transport
         self._generation = generation
         self._wording = wording
-        self._due = False
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Write what comes, until the handler is needed: at the end, for a comment, for a client
         that is behind, for an error. Raises what wording raised."""
-        with self._generation.telling(self._on_change):
+        with self._generation.telling(partial(self._turn.add, self)):
             await self._left
 
     def word(self, nudge_at_s: float) -> bytes:
         """The events to write now; nothing once the handler has taken over."""
-        self._due = False
+        generation = self._generation
         if self._left.done():
             return b""
+        if generation.wants_handler or self._transport.get_write_buffer_size():
+            self._left.set_result(None)
+            return b""
+        generation.nudge_at_s = nudge_at_s
         try:
-            return self._word(nudge_at_s)
+            return b"".join([self._wording.event(gain) for gain in generation.take()])
         except Exception as error:
             self._left.set_exception(error)
             return b""
@@ -77,16 +81,3 @@ class LiveStream:
     def write(self, data: bytes) -> None:
         """One chunk (RFC 9112, section 7.1)."""
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def _word(self, nudge_at_s: float) -> bytes:
-        generation = self._generation
-        if generation.wants_handler or self._transport.get_write_buffer_size():
-            self._left.set_result(None)
-            return b""
-        generation.nudge_at_s = nudge_at_s
-        return b"".join([self._wording.event(gain) for gain in generation.take()])
-
-    def _on_change(self) -> None:
-        if not self._due:
-            self._due = True
-            self._turn.add(self)
