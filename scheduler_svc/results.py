@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagemesh.scheduler_svc import notices
+from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.scheduler_svc.inflight import Chunk, InFlight
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
@@ -49,14 +50,18 @@ class ResultReader:
         """The hot loop: one pass over the rows, nothing allocated for a row that just goes on."""
         running = Status.RUNNING
         woken: list[Request] = []
+        client: Client | None = None
         for request, token in zip(decodes, sampled, strict=True):
             if request.status is not running:
                 self._deliver_stale(request, token)
                 continue
-            ids, client = request.ids, request.client
+            if request.client is not client:
+                client = request.client
+                tell_key, tell_id = client.keys.append, client.ids.append
+            ids = request.ids
             ids.append(token)
-            client.keys.append(request.key)
-            client.ids.append(token)
+            tell_key(request.key)
+            tell_id(token)
             if len(ids) >= request.wake_length or token in request.stop_ids:
                 woken.append(request)
         self._sealed += self._cache.publish_decoded(woken)

@@ -58,4 +58,6 @@ class StepRows:
 def _with_chunks(decoding: RowTable, packed: bytes) -> RowTable:
     """Chunks are packed pairs (slot, tokens)."""
     pairs = array("i", unpack_ids(packed))
+    if len(pairs) % 2:
+        raise ValueError("a chunk has no count of tokens")
     return RowTable(decoding.slots + pairs[::2], decoding.n_tokens + pairs[1::2])
