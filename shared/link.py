@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final
@@ -18,16 +19,8 @@ import aiohttp
 from aiohttp import web
 
 from pagemesh.shared.errors import HandshakeRefused, LinkClosed
-from pagemesh.shared.wire import (
-    MAX_FRAME_BYTES,
-    PROTOCOL,
-    BadFrame,
-    Hello,
-    Message,
-    Refused,
-    decode,
-    encode,
-)
+from pagemesh.shared.messages import Hello, Refused
+from pagemesh.shared.wire import MAX_FRAME_BYTES, PROTOCOL, BadFrame, Message, decode, encode
 
 LINK_PATH: Final = "/link"
 MAX_BUFFERED_BYTES: Final = 256 * 2**20
@@ -40,6 +33,9 @@ GOODBYE_TIMEOUT_S: Final = 1.0
 # a period above 5 s up to a full second). The reader answers pings, so whoever owns a link must go
 # on reading it.
 HEARTBEAT_S: Final = 6.0
+# A reader with frames waiting takes them one after the other, and what they bring gathers; so often
+# the event loop turns all the same, and what gathered leaves.
+MAX_BURST_S: Final = 0.005
 
 _SOCKET_ERRORS: Final = (OSError, aiohttp.ClientError, RuntimeError)
 _GOODBYES: Final = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED)
@@ -86,6 +82,7 @@ class Link:
         self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
+        turned_s = time.monotonic()
         while (frame := await self._receive()) is not None:
             try:
                 message = decode(frame)
@@ -93,6 +90,9 @@ class Link:
                 self._fail(str(error))
                 break
             yield message
+            if time.monotonic() - turned_s > MAX_BURST_S:
+                await asyncio.sleep(0)
+                turned_s = time.monotonic()
 
     async def _receive(self) -> bytes | None:
         """The next frame; None once the link has failed."""

@@ -15,7 +15,8 @@ from aiohttp.test_utils import TestServer
 from pagemesh.shared import link as link_module
 from pagemesh.shared.errors import HandshakeRefused, LinkClosed
 from pagemesh.shared.link import LINK_PATH, Link, accept, dial
-from pagemesh.shared.wire import PROTOCOL, Cancel, Deltas, Hello, Message, Refused, encode
+from pagemesh.shared.messages import Cancel, Deltas, Hello, Refused
+from pagemesh.shared.wire import PROTOCOL, Message, encode
 
 LISTENER = Hello(PROTOCOL, "worker", "worker-1", 7, "secret")
 DIALLER = Hello(PROTOCOL, "scheduler", "scheduler-1", 9, "secret")
@@ -70,6 +71,33 @@ async def take(link: Link, count: int) -> list[Message]:
         if len(taken) == count:
             break
     return taken
+
+
+async def test_a_reader_with_frames_waiting_lets_the_loop_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a frame brought must leave before the flood ends."""
+    monkeypatch.setattr(link_module, "MAX_BURST_S", -1.0)
+    n_frames, turns = 200, 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with linked() as (ours, theirs):
+        for i in range(n_frames):
+            ours.send(Cancel(str(i)))
+        await ours.drained()
+        turning = asyncio.create_task(turn())
+        seen: list[int] = []
+        async for _ in theirs:
+            seen.append(turns)
+            if len(seen) == n_frames:
+                break
+        turning.cancel()
+        assert len(set(seen)) == n_frames
 
 
 async def test_each_side_learns_who_the_other_is() -> None:
