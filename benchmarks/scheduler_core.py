@@ -20,19 +20,12 @@ from statistics import fmean, median, quantiles
 
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.heap import rare_collections
+from pagemesh.shared.engine_messages import Step, StepResult, Submit
 from pagemesh.shared.hashing import chain_hashes
+from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import SchedulerSettings
-from pagemesh.shared.wire import (
-    Capacity,
-    ModelCard,
-    Step,
-    StepResult,
-    Submit,
-    decode,
-    encode,
-    pack_ids,
-)
+from pagemesh.shared.wire import decode, encode, pack_ids
 
 OWNER = "tokenizer"
 BLOCK_TOKENS = 16

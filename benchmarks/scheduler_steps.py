@@ -32,12 +32,14 @@ from steps_parts import device
 
 from pagemesh.children import line_writer, service_spec
 from pagemesh.embedded_valkey import embedded_valkey
+from pagemesh.shared.engine_messages import Submit, Tokens
 from pagemesh.shared.hashing import chain_hashes
 from pagemesh.shared.link import Link, dial
+from pagemesh.shared.messages import Engines, Hello
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import LogSettings, MeshSettings, SchedulerSettings, Settings
-from pagemesh.shared.wire import PROTOCOL, Engines, Hello, Submit, Tokens, pack_ids, unpack_ids
+from pagemesh.shared.wire import PROTOCOL, pack_ids, unpack_ids
 from pagemesh.supervisor import ChildSpec, Supervisor
 
 PROMPT_TOKENS: Final = (64, 192)

@@ -14,22 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from pagemesh.shared.engine_messages import NewRow, Step, StepResult, Submit, Tokens
+from pagemesh.shared.messages import Delta, Deltas
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.step_rows import StepRows
-from pagemesh.shared.wire import (
-    Delta,
-    Deltas,
-    Message,
-    NewRow,
-    Step,
-    StepResult,
-    Submit,
-    Tokens,
-    decode,
-    encode,
-    pack_ids,
-    unpack_ids,
-)
+from pagemesh.shared.wire import Message, decode, encode, pack_ids, unpack_ids
 
 BLOCK_TOKENS: Final = 16
 PROMPT_TOKENS: Final = 128

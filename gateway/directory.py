@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import EngineStatus, ModelCard
+from pagemesh.shared.messages import EngineStatus, ModelCard
 
 SHOWN_NAME_CHARS = 200
 

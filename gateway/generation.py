@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import Delta, TokenLogprob
+from pagemesh.shared.messages import Delta, TokenLogprob
 
 ID_BYTES = 4
 _DELTA_OVERHEAD_BYTES = 256

@@ -8,15 +8,8 @@ from typing import Protocol
 from pagemesh.gateway.generation import ID_BYTES, Generation
 from pagemesh.gateway.request_metrics import ChoiceTiming, ModelMetrics
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import (
-    Delta,
-    Detokenize,
-    Detokenized,
-    Generate,
-    Message,
-    Tokenize,
-    Tokenized,
-)
+from pagemesh.shared.messages import Delta, Detokenize, Detokenized, Generate, Tokenize, Tokenized
+from pagemesh.shared.wire import Message
 
 
 class Pending(Protocol):

@@ -20,9 +20,8 @@ from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.pending import Pending, PendingCall, PendingGeneration
 from pagemesh.shared.errors import SHUTTING_DOWN, LinkClosed, RequestError
 from pagemesh.shared.link import Link
-from pagemesh.shared.wire import (
+from pagemesh.shared.messages import (
     Accepted,
-    BadFrame,
     Cancel,
     Delta,
     Deltas,
@@ -31,11 +30,11 @@ from pagemesh.shared.wire import (
     Engines,
     Failed,
     Generate,
-    Message,
     Tokenize,
     Tokenized,
     WireError,
 )
+from pagemesh.shared.wire import BadFrame, Message
 
 # A request that ends every service it is sent to must not end them all.
 MAX_FRUITLESS_LOSSES: Final = 3

@@ -19,11 +19,12 @@ from pagemesh.outputs import CompletionOutput, RequestOutput
 from pagemesh.prepare import prepare
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.logs import configure_logging
+from pagemesh.shared.messages import Delta, Generate, ModelCard, Prompt
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import LogSettings, ModelSettings
 from pagemesh.shared.settings_sources import load_settings
-from pagemesh.shared.wire import Delta, Generate, ModelCard, Prompt, pack_ids, unpack_ids
+from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel

@@ -15,8 +15,9 @@ from typing import Final
 import structlog
 
 from pagemesh.scheduler_svc.engine import Engine
+from pagemesh.shared.engine_messages import StepResult, Submit, Tokens
+from pagemesh.shared.messages import Delta, EngineStats, ModelCard
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import Delta, EngineStats, ModelCard, StepResult, Submit, Tokens
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.runner import Runner, StepGap

@@ -9,7 +9,7 @@ from typing import Self
 from tqdm import tqdm
 
 from pagemesh.outputs import RequestOutput
-from pagemesh.shared.wire import Delta
+from pagemesh.shared.messages import Delta
 
 _TOKEN_BYTES = 4
 

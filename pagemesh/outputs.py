@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import Delta, TokenLogprob, unpack_ids
+from pagemesh.shared.messages import Delta, TokenLogprob
+from pagemesh.shared.wire import unpack_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pagemesh.shared.wire import (
-    Ended,
-    LogprobRow,
-    PromptLogprobs,
-    Started,
-    Tokens,
-    WireError,
-    pack_ids,
-)
+from pagemesh.shared.engine_messages import Ended, LogprobRow, PromptLogprobs, Started, Tokens
+from pagemesh.shared.messages import WireError
+from pagemesh.shared.wire import pack_ids
 
 if TYPE_CHECKING:
     from pagemesh.scheduler_svc.request import Request

@@ -11,8 +11,9 @@ from pagemesh.scheduler_svc.planning import Admission, Schedule
 from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request
 from pagemesh.scheduler_svc.residents import Residents
+from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import NewRow, Step, pack_ids
+from pagemesh.shared.wire import pack_ids
 
 
 class StepWriter:

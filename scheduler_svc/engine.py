@@ -26,19 +26,10 @@ from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.scheduler_svc.results import ResultReader
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
+from pagemesh.shared.engine_messages import Step, StepResult, Submit, Tokens
 from pagemesh.shared.errors import RequestError, SettingsError
+from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard, WireError
 from pagemesh.shared.settings import SchedulerSettings
-from pagemesh.shared.wire import (
-    Capacity,
-    EngineStats,
-    EngineStatus,
-    ModelCard,
-    Step,
-    StepResult,
-    Submit,
-    Tokens,
-    WireError,
-)
 
 
 class Engine:

@@ -11,9 +11,9 @@ from typing import Final
 import structlog
 
 from pagemesh.scheduler_svc.engine import Engine
+from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
-from pagemesh.shared.wire import NeedSnapshot, Step, StepResult, Submit, Tokens
 
 OVERDUE_S: Final = 60.0
 AUDIT_AFTER_S: Final = 1.0

@@ -7,10 +7,12 @@ from array import array
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.queues import order_key
 from pagemesh.scheduler_svc.request import OrderKey, Request
+from pagemesh.shared.engine_messages import Submit
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.hashing import HASH_BYTES, split_hashes
+from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import Capacity, ModelCard, Submit, unpack_ids
+from pagemesh.shared.wire import unpack_ids
 
 _INT32_MAX = 2**31 - 1
 

@@ -10,7 +10,8 @@ from pagemesh.scheduler_svc.queues import WaitingQueue
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.scheduler_svc.tally import ReportEnded, Tally
-from pagemesh.shared.wire import Tokens, WireError
+from pagemesh.shared.engine_messages import Tokens
+from pagemesh.shared.messages import WireError
 
 
 class Lifecycle:

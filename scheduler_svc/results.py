@@ -12,7 +12,9 @@ from pagemesh.scheduler_svc.lifecycle import Lifecycle
 from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.stops import Stop, stop_after
-from pagemesh.shared.wire import Ended, StepResult, WireError, unpack_ids
+from pagemesh.shared.engine_messages import Ended, StepResult
+from pagemesh.shared.messages import WireError
+from pagemesh.shared.wire import unpack_ids
 
 BlockContent = tuple[int, bytes]
 

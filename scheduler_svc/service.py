@@ -18,22 +18,14 @@ from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
 from pagemesh.scheduler_svc.heap import rare_collections
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
+from pagemesh.shared.engine_messages import End, Lost, NeedSnapshot, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, SettingsError
 from pagemesh.shared.link import LINK_PATH, Link, accept
+from pagemesh.shared.messages import Engines, EngineStatus
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
 from pagemesh.shared.service import Runtime
-from pagemesh.shared.wire import (
-    End,
-    Engines,
-    EngineStatus,
-    Lost,
-    Message,
-    NeedSnapshot,
-    StepResult,
-    Submit,
-    Tokens,
-)
+from pagemesh.shared.wire import Message
 
 REPORT_PERIOD_S: Final = 0.2
 

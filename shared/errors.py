@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pagemesh.shared.wire import WireError
+from pagemesh.shared.messages import WireError
 
 # Code of a refusal by a service that drains: the request may go to another one at once.
 SHUTTING_DOWN: Final = "shutting_down"

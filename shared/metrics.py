@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pagemesh.shared.wire import EngineStats, EngineStatus
+from pagemesh.shared.messages import EngineStats, EngineStatus
 
 LABELS: Final = ("model_name", "engine")
 

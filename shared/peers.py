@@ -15,8 +15,8 @@ import structlog
 
 from pagemesh.shared.errors import HandshakeRefused
 from pagemesh.shared.link import Link, dial
+from pagemesh.shared.messages import Hello
 from pagemesh.shared.registry import Instance, Registry
-from pagemesh.shared.wire import Hello
 
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 2.0

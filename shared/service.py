@@ -26,9 +26,10 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pagemesh.shared.errors import StartupError
+from pagemesh.shared.messages import EngineStatus, Hello
 from pagemesh.shared.registry import Instance, Registry, masked_url
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import PROTOCOL, EngineStatus, Hello
+from pagemesh.shared.wire import PROTOCOL
 
 log = structlog.get_logger(__name__)
 _WILDCARDS = ("0.0.0.0", "[::]")

@@ -1,8 +1,8 @@
 """Which rows a step computes: the one rule that both ends of a worker's link follow.
 
 Most rows of a step are decodes, the same as in the step before. So the order of the decoding slots
-lasts from step to step, and frames carry only what changes in it (`wire.Step`). It is lost with
-the batch: a snapshot begins with an empty one.
+lasts from step to step, and frames carry only what changes in it (`engine_messages.Step`). It is
+lost with the batch: a snapshot begins with an empty one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from array import array
 from typing import Final, NamedTuple
 
-from pagemesh.shared.wire import Step, unpack_ids
+from pagemesh.shared.engine_messages import Step
+from pagemesh.shared.wire import unpack_ids
 
 _ONE: Final = array("i", [1])
 

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from pagemesh.shared.engine_messages import Submit
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.hashing import chain_hashes
+from pagemesh.shared.messages import Generate, ModelCard, Prompt
 from pagemesh.shared.sampling import SamplingParams, child_seed
-from pagemesh.shared.wire import Generate, ModelCard, Prompt, Submit, pack_ids
+from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.checks import (
     check_params,
     check_prompt,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from pagemesh.shared.wire import Detokenize, ModelCard, Tokenize
+from pagemesh.shared.messages import Detokenize, ModelCard, Tokenize
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.questions import answer_to

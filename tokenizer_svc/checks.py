@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import Prompt
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import Prompt
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 MAX_STOPS: Final = 128

@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from pagemesh.shared.engine_messages import Submit
+from pagemesh.shared.messages import TokenLogprob
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import Submit, TokenLogprob, pack_ids
+from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.stops import StopFilter
 from pagemesh.tokenizer_svc.text_model import TextModel
 

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pagemesh.shared.wire import EngineStatus, ModelCard, Submit
+from pagemesh.shared.engine_messages import Submit
+from pagemesh.shared.messages import EngineStatus, ModelCard
 
 
 class Place(NamedTuple):

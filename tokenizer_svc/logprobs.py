@@ -7,7 +7,9 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from pagemesh.shared.wire import LogprobRow, PromptLogprobs, TokenLogprob, unpack_ids
+from pagemesh.shared.engine_messages import LogprobRow, PromptLogprobs
+from pagemesh.shared.messages import TokenLogprob
+from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 # What stands for minus infinity, which JSON cannot hold.

@@ -10,7 +10,8 @@ import structlog
 
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import Link
-from pagemesh.shared.wire import BadFrame, Begun, Delta, Deltas, Message, TokenLogprob, WireError
+from pagemesh.shared.messages import Begun, Delta, Deltas, TokenLogprob, WireError
+from pagemesh.shared.wire import BadFrame, Message
 
 MAX_PENDING_BYTES: Final = 64 * 2**20
 _LOGPROB_BYTES: Final = 64

@@ -12,20 +12,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from pagemesh.shared.engine_messages import Ended, LogprobRow, PromptLogprobs, Submit, Tokens
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import (
-    Begun,
-    Delta,
-    Ended,
-    Generate,
-    LogprobRow,
-    ModelCard,
-    PromptLogprobs,
-    Submit,
-    Tokens,
-    WireError,
-    unpack_ids,
-)
+from pagemesh.shared.messages import Begun, Delta, Generate, ModelCard, WireError
+from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared, prepare_request, submit_of_choice
 from pagemesh.tokenizer_svc.choice import Choice, Finish
 from pagemesh.tokenizer_svc.logprobs import prompt_token_logprobs, token_logprob

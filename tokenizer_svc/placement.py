@@ -9,10 +9,11 @@ from typing import TypeVar
 
 import structlog
 
+from pagemesh.shared.engine_messages import End, Lost, Submit
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
+from pagemesh.shared.messages import Engines, EngineStatus, ModelCard
 from pagemesh.shared.prepared import PreparedModel
-from pagemesh.shared.wire import End, Engines, EngineStatus, Lost, ModelCard, Submit
 from pagemesh.tokenizer_svc.dispatch import Dispatch, Need, Place
 
 log = structlog.get_logger(__name__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pagemesh.shared.wire import Detokenize, Detokenized, Tokenize, Tokenized, pack_ids
+from pagemesh.shared.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.checks import check_question, param_of
 from pagemesh.tokenizer_svc.text_model import TextModel
 

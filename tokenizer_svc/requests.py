@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import ModelCard, WireError
+from pagemesh.shared.messages import ModelCard, WireError
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.tasks import Tasks
 

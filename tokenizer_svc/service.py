@@ -9,13 +9,10 @@ from collections.abc import Iterable
 import structlog
 from aiohttp import web
 
+from pagemesh.shared.engine_messages import Lost, Submit, Tokens
 from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
 from pagemesh.shared.link import LINK_PATH, Link, accept
-from pagemesh.shared.metrics import EngineCollector
-from pagemesh.shared.peers import Peers
-from pagemesh.shared.prepared import load_prepared, prepared_folder
-from pagemesh.shared.service import Runtime
-from pagemesh.shared.wire import (
+from pagemesh.shared.messages import (
     Accepted,
     Cancel,
     Delta,
@@ -23,14 +20,15 @@ from pagemesh.shared.wire import (
     Engines,
     Failed,
     Generate,
-    Lost,
-    Message,
     ModelCard,
-    Submit,
     Tokenize,
-    Tokens,
     WireError,
 )
+from pagemesh.shared.metrics import EngineCollector
+from pagemesh.shared.peers import Peers
+from pagemesh.shared.prepared import load_prepared, prepared_folder
+from pagemesh.shared.service import Runtime
+from pagemesh.shared.wire import Message
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.answers import Answers
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool

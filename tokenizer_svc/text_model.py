@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagemesh.shared.errors import RequestError, StartupError
+from pagemesh.shared.messages import Prompt
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import Prompt, unpack_ids
+from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.decode import TextDecoder, incremental_decoder
 from pagemesh.tokenizer_svc.messages import content_forms, normalise
 from pagemesh.tokenizer_svc.templates import ChatTemplate

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.step_rows import StepRows
-from pagemesh.shared.wire import NewRow, Step
 
 Ints = NDArray[np.int64]
 WIRE_INT: Final = np.dtype("<i4")

@@ -10,11 +10,13 @@ from typing import Final
 import structlog
 import torch
 
+from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_folder
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import CacheSettings, ParallelSettings, Settings
-from pagemesh.shared.wire import Capacity, ModelCard, NewRow, Step, pack_ids
+from pagemesh.shared.wire import pack_ids
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import load_decoder
 from pagemesh.worker_svc.memory import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pagemesh.shared.wire import Capacity, ModelCard, Step, StepResult
+from pagemesh.shared.engine_messages import Step, StepResult
+from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.worker_svc.batch import WIRE_INT
 
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)

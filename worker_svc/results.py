@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.kernels.logprobs import Logprobs
-from pagemesh.shared.wire import LogprobRow, PromptLogprobs, Step, StepResult
+from pagemesh.shared.engine_messages import LogprobRow, PromptLogprobs, Step, StepResult
 from pagemesh.worker_svc.batch import WIRE_INT, Ints, Rows
 from pagemesh.worker_svc.memory import is_out_of_memory
 from pagemesh.worker_svc.prompt_logprobs import PromptScores

@@ -10,8 +10,9 @@ import structlog
 import torch
 from torch import Tensor
 
+from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.errors import PagemeshError
-from pagemesh.shared.wire import Capacity, ModelCard, Step, StepResult
+from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.worker_svc.batch import Batch, Ints, Rows, unpack
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, score_prompt

@@ -13,19 +13,13 @@ from typing import Final, NamedTuple
 import structlog
 from aiohttp import web
 
+from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import LINK_PATH, Link, accept
+from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import (
-    Engines,
-    EngineStats,
-    EngineStatus,
-    Message,
-    NeedSnapshot,
-    Step,
-    StepResult,
-)
+from pagemesh.shared.wire import Message
 from pagemesh.worker_svc.build import Report, build_runner
 from pagemesh.worker_svc.command import Command
 from pagemesh.worker_svc.compute_thread import ComputeThread

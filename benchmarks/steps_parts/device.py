@@ -19,21 +19,14 @@ from typing import Final, NamedTuple
 import uvloop
 from aiohttp import web
 
+from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.logs import configure_logging
+from pagemesh.shared.messages import Capacity, Engines, EngineStats, EngineStatus, ModelCard
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings_sources import load_settings
-from pagemesh.shared.wire import (
-    Capacity,
-    Engines,
-    EngineStats,
-    EngineStatus,
-    ModelCard,
-    Step,
-    StepResult,
-    pack_ids,
-)
+from pagemesh.shared.wire import pack_ids
 
 STEP_S: Final = "STEPS_BENCH_STEP_S"
 BLOCKS_PER_ROW: Final = 64

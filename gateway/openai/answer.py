@@ -22,8 +22,8 @@ from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest,
 from pagemesh.gateway.openai.sse import Chunks, stream
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import Generate, Prompt
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import Generate, Prompt
 
 # A client that reads nothing while this much gathers is given up.
 MAX_PENDING_BYTES: Final = 4 * 2**20

@@ -19,7 +19,7 @@ from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
 from pagemesh.gateway.openai.params import bad, chat_params
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
 from pagemesh.gateway.openai.usage import usage
-from pagemesh.shared.wire import Prompt
+from pagemesh.shared.messages import Prompt
 
 
 class ChatEndpoint:

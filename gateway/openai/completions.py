@@ -19,7 +19,7 @@ from pagemesh.gateway.openai.params import completion_params
 from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, completion_prompts
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.usage import usage
-from pagemesh.shared.wire import Prompt, Tokenize, Tokenized
+from pagemesh.shared.messages import Prompt, Tokenize, Tokenized
 
 _GOES_ON: Final = b'"finish_reason":null,"stop_reason":null'
 

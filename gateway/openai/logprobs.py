@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable
 from typing import Any, Final
 
-from pagemesh.shared.wire import TokenLogprob
+from pagemesh.shared.messages import TokenLogprob
 
 # JSON has no -inf; clients know this value from vLLM.
 LOWEST: Final = -9999.0

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import ModelCard
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_TOP_LOGPROBS: Final = 20

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import ModelCard, Prompt, pack_ids
+from pagemesh.shared.messages import ModelCard, Prompt
+from pagemesh.shared.wire import pack_ids
 
 # Half of what one tokenizer service lets wait, so that no request alone can fill it.
 MAX_PROMPTS: Final = 512

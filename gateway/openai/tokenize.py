@@ -15,15 +15,8 @@ from pagemesh.gateway.openai.fields import TOKENIZE_REFUSED
 from pagemesh.gateway.openai.params import bad
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
-from pagemesh.shared.wire import (
-    Detokenize,
-    Detokenized,
-    Prompt,
-    Tokenize,
-    Tokenized,
-    pack_ids,
-    unpack_ids,
-)
+from pagemesh.shared.messages import Detokenize, Detokenized, Prompt, Tokenize, Tokenized
+from pagemesh.shared.wire import pack_ids, unpack_ids
 
 MIN_DETOKENIZE_LIMIT_TOKENS: Final = 2**18
 

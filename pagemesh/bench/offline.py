@@ -20,8 +20,8 @@ from pagemesh.bench.workloads import (
 )
 from pagemesh.outputs import RequestOutput
 from pagemesh.shared.errors import PagemeshError
+from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import ModelCard
 
 _STEP_TOKENS: Final = 128
 _WARMUP_SHAPES: Final = ((1, 64, 8), (8, 100, 16))

@@ -22,8 +22,8 @@ from pagemesh.bench.offline import (
 )
 from pagemesh.bench.workloads import PREFILL_LENS, STEP_BATCHES, fixed
 from pagemesh.outputs import CompletionOutput, RequestOutput
+from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import ModelCard
 
 STEP_S = 0.25
 PREFILL_S_PER_TOKEN = 0.0625

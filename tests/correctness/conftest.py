@@ -12,9 +12,9 @@ from greedy import Ids, greedy_ids
 from prompts import CHATS, TEXTS
 
 from pagemesh import LLM
+from pagemesh.shared.messages import Prompt
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import Prompt
 from pagemesh.tokenizer_svc.text_model import TextModel
 from pagemesh.worker_svc import build
 from pagemesh.worker_svc.loader import load_decoder

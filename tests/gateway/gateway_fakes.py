@@ -15,11 +15,7 @@ from msgspec.structs import replace
 from pagemesh.gateway.service import GatewayService, middlewares
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import LINK_PATH, Link, accept
-from pagemesh.shared.registry import Instance, Registry
-from pagemesh.shared.service import Runtime, serve
-from pagemesh.shared.settings import GatewaySettings, MeshSettings, Settings
-from pagemesh.shared.wire import (
-    PROTOCOL,
+from pagemesh.shared.messages import (
     Accepted,
     Cancel,
     Capacity,
@@ -38,9 +34,11 @@ from pagemesh.shared.wire import (
     Tokenize,
     Tokenized,
     TokenLogprob,
-    pack_ids,
-    unpack_ids,
 )
+from pagemesh.shared.registry import Instance, Registry
+from pagemesh.shared.service import Runtime, serve
+from pagemesh.shared.settings import GatewaySettings, MeshSettings, Settings
+from pagemesh.shared.wire import PROTOCOL, pack_ids, unpack_ids
 
 VOCAB_TOKENS = 1000
 MAX_MODEL_LEN = 4096

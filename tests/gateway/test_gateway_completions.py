@@ -18,7 +18,7 @@ from gateway_fakes import (
     read_events,
 )
 
-from pagemesh.shared.wire import TokenLogprob
+from pagemesh.shared.messages import TokenLogprob
 
 TEXT = "".join(PIECES)
 

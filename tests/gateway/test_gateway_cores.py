@@ -22,19 +22,9 @@ from pagemesh.gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, 
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.pending import PendingGeneration
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import Delta, Generate, Prompt, TokenLogprob
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import (
-    MAX_FRAME_BYTES,
-    BadFrame,
-    Delta,
-    Generate,
-    Prompt,
-    TokenLogprob,
-    decode,
-    encode,
-    pack_ids,
-    unpack_ids,
-)
+from pagemesh.shared.wire import MAX_FRAME_BYTES, BadFrame, decode, encode, pack_ids, unpack_ids
 
 
 def row(token: str, data: bytes, logprob: float, *top: tuple[str, float]) -> TokenLogprob:

@@ -18,8 +18,9 @@ from pagemesh.gateway.openai.params import Seeds, chat_params, completion_params
 from pagemesh.gateway.openai.prompts import completion_prompts
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import Prompt
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import Prompt, decode, encode
+from pagemesh.shared.wire import decode, encode
 
 integers = st.one_of(
     st.integers(-2, 20), st.sampled_from([2**31, 2**31 - 1, -(2**31), 2**63, -(2**63), 2**64])

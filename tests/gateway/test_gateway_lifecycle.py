@@ -24,9 +24,11 @@ from gateway_fakes import (
 )
 
 from pagemesh.gateway.upstream import MAX_FRUITLESS_LOSSES
+from pagemesh.shared.engine_messages import NeedSnapshot
 from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
+from pagemesh.shared.messages import Delta, Deltas, WireError
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import Delta, Deltas, NeedSnapshot, WireError, unpack_ids
+from pagemesh.shared.wire import unpack_ids
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ from gateway_fakes import Conversation, FakeTokenizer, Gateway
 from pagemesh.gateway.generation import Gain, Generation
 from pagemesh.gateway.openai.live import LiveStream, Turn
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import Delta
+from pagemesh.shared.messages import Delta
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "a", "stream": True}

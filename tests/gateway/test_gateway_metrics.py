@@ -19,9 +19,10 @@ from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.pending import PendingGeneration
 from pagemesh.gateway.request_metrics import ChoiceTiming, RequestMetrics
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import Delta, Generate, Prompt, WireError
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import Delta, Generate, Prompt, WireError, pack_ids
+from pagemesh.shared.wire import pack_ids
 
 COMPLETIONS = "/v1/completions"
 TINY = {"model_name": "tiny"}

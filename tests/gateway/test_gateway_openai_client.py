@@ -18,8 +18,8 @@ from gateway_fakes import (
 )
 
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import WireError
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import WireError
 
 TEXT = "".join(PIECES)
 MESSAGES: Any = [{"role": "user", "content": "Hi!"}]

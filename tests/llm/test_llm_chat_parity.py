@@ -11,7 +11,8 @@ from llm_helpers import GREEDY
 from pagemesh import LLM, SamplingParams
 from pagemesh.gateway.openai.chat import chat_prompt
 from pagemesh.gateway.openai.schema import ChatRequest
-from pagemesh.shared.wire import Generate, unpack_ids
+from pagemesh.shared.messages import Generate
+from pagemesh.shared.wire import unpack_ids
 
 USER = {"role": "user", "content": "the page table"}
 SYSTEM = {"role": "system", "content": "a block of the pool"}

@@ -17,7 +17,7 @@ from tiny_llama import MAX_TOKENS
 
 from pagemesh import LLM, SamplingParams
 from pagemesh.scheduler_svc.errors import InvariantError
-from pagemesh.shared.wire import Step, StepResult
+from pagemesh.shared.engine_messages import Step, StepResult
 
 
 def test_more_prompts_than_may_wait(make_llm: MakeLLM) -> None:

@@ -10,19 +10,11 @@ from typing import Any
 from worker_model import EOS, EPOCH, VOCAB, WorkerModel, digests_of, next_token
 
 from pagemesh.scheduler_svc.engine import Engine
+from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult, Submit, Tokens
+from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import SchedulerSettings
-from pagemesh.shared.wire import (
-    Capacity,
-    ModelCard,
-    NeedSnapshot,
-    Step,
-    StepResult,
-    Submit,
-    Tokens,
-    pack_ids,
-    unpack_ids,
-)
+from pagemesh.shared.wire import pack_ids, unpack_ids
 
 OWNER = "tokenizer-1"
 

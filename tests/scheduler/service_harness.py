@@ -13,26 +13,14 @@ from scheduler_helpers import OWNER, Ledger, Seen
 from worker_model import EPOCH, WorkerModel
 
 from pagemesh.scheduler_svc.service import SchedulerService
+from pagemesh.shared.engine_messages import End, Lost, Step, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import LINK_PATH, Link, accept, dial
+from pagemesh.shared.messages import Capacity, Engines, EngineStats, EngineStatus, Hello, ModelCard
 from pagemesh.shared.registry import Instance, Registry
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import (
-    PROTOCOL,
-    Capacity,
-    End,
-    Engines,
-    EngineStats,
-    EngineStatus,
-    Hello,
-    Lost,
-    Message,
-    ModelCard,
-    Step,
-    Submit,
-    Tokens,
-)
+from pagemesh.shared.wire import PROTOCOL, Message
 
 
 class FakeWorker:

@@ -11,9 +11,10 @@ from worker_model import EPOCH, WorkerModel
 from pagemesh.scheduler_svc import engine_host
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
+from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult
 from pagemesh.shared.errors import LinkClosed, SettingsError
 from pagemesh.shared.settings import SchedulerSettings
-from pagemesh.shared.wire import Message, NeedSnapshot, Step, StepResult
+from pagemesh.shared.wire import Message
 
 PROMPT = [3, 4, 5, 6, 7]
 

@@ -20,8 +20,9 @@ from scheduler_helpers import (
 from worker_model import EOS, SALTS, VOCAB
 
 from pagemesh.scheduler_svc.request import Request, Status
+from pagemesh.shared.engine_messages import Submit
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import Submit, pack_ids, unpack_ids
+from pagemesh.shared.wire import pack_ids, unpack_ids
 
 OWNERS = ("tokenizer-1", "tokenizer-2")
 PROMPTS = st.lists(st.sampled_from([3, 4]), min_size=1, max_size=14)

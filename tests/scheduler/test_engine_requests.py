@@ -9,8 +9,9 @@ from scheduler_helpers import OWNER, Driver, expected_answer, make_capacity, mak
 from worker_model import EOS, EPOCH
 
 from pagemesh.scheduler_svc.errors import InvariantError
+from pagemesh.shared.engine_messages import StepResult
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import StepResult, pack_ids, unpack_ids
+from pagemesh.shared.wire import pack_ids, unpack_ids
 
 PROMPT = [3, 4, 5, 6, 7]
 ANSWER = expected_answer(PROMPT, 30)

@@ -15,8 +15,9 @@ from scheduler_helpers import (
 )
 
 from pagemesh.scheduler_svc.client import Client
+from pagemesh.shared.engine_messages import NewRow, PromptLogprobs
 from pagemesh.shared.hashing import chain_hashes, split_hashes
-from pagemesh.shared.wire import NewRow, PromptLogprobs, pack_ids, unpack_ids
+from pagemesh.shared.wire import pack_ids, unpack_ids
 
 PROMPT = list(range(3, 14))
 

@@ -10,7 +10,7 @@ from worker_model import EPOCH
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.tally import Tally
-from pagemesh.shared.wire import StepResult
+from pagemesh.shared.engine_messages import StepResult
 
 PROMPT = [3, 4, 5, 6, 7, 8]
 

@@ -14,8 +14,10 @@ from service_harness import FakeTokenizer, FakeWorker, Scheduler
 from structlog.typing import EventDict
 
 from pagemesh.scheduler_svc import engine_host
+from pagemesh.shared.engine_messages import StepResult
+from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
 from pagemesh.shared.settings import MeshSettings, SchedulerSettings, Settings
-from pagemesh.shared.wire import Engines, EngineStats, EngineStatus, StepResult, unpack_ids
+from pagemesh.shared.wire import unpack_ids
 
 PROMPT = [3, 4, 5, 6, 7]
 Start = Callable[..., "asyncio.Future[Scheduler]"]

@@ -11,19 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pagemesh.shared.hashing import chain_hashes, split_hashes
-from pagemesh.shared.wire import (
-    Capacity,
+from pagemesh.shared.engine_messages import (
     LogprobRow,
-    ModelCard,
     NeedSnapshot,
     NewRow,
     PromptLogprobs,
     Step,
     StepResult,
-    pack_ids,
-    unpack_ids,
 )
+from pagemesh.shared.hashing import chain_hashes, split_hashes
+from pagemesh.shared.messages import Capacity, ModelCard
+from pagemesh.shared.wire import pack_ids, unpack_ids
 
 EOS = 2
 VOCAB = 29

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard
 from pagemesh.shared.metrics import EngineCollector
-from pagemesh.shared.wire import Capacity, EngineStats, EngineStatus, ModelCard
 
 CARD = ModelCard(["tiny", "alias"], 100, 64, 16, "float32", [2], 1, "f", 0)
 CAPACITY = Capacity(8, 4, 64, 128, "cpu")

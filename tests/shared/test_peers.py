@@ -12,9 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pagemesh.shared.link import LINK_PATH, Link, accept
+from pagemesh.shared.messages import Cancel, Hello
 from pagemesh.shared.peers import Peers
 from pagemesh.shared.registry import Instance, Registry
-from pagemesh.shared.wire import PROTOCOL, Cancel, Hello, Message
+from pagemesh.shared.wire import PROTOCOL, Message
 
 
 class Below:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from pagemesh.shared.engine_messages import Step
 from pagemesh.shared.step_rows import RowTable, StepRows
-from pagemesh.shared.wire import Step, decode, encode, pack_ids
+from pagemesh.shared.wire import decode, encode, pack_ids
 
 SLOTS = range(12)
 Pairs = list[tuple[int, int]]

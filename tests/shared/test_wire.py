@@ -12,21 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pagemesh.shared.engine_messages import End, Step, StepResult
+from pagemesh.shared.messages import Cancel, Deltas, Hello
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import (
-    BadFrame,
-    Cancel,
-    Deltas,
-    End,
-    Hello,
-    Message,
-    Step,
-    StepResult,
-    decode,
-    encode,
-    pack_ids,
-    unpack_ids,
-)
+from pagemesh.shared.wire import BadFrame, Message, decode, encode, pack_ids, unpack_ids
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PARAMS = st.builds(

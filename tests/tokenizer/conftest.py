@@ -16,8 +16,8 @@ from small_tokenizers import (
     write_folder,
 )
 
+from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import ModelCard
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from neighbours import ScriptedGateway, ScriptedScheduler
 from scripts import tokens
 
-from pagemesh.shared.wire import Delta, Generate, Prompt, Submit, Tokenize
+from pagemesh.shared.engine_messages import Submit
+from pagemesh.shared.messages import Delta, Generate, Prompt, Tokenize
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 STORY = " once upon a time there was a 世界 of pages 😀 and it was good"

@@ -11,23 +11,13 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from pagemesh.shared.engine_messages import End, Submit
 from pagemesh.shared.link import LINK_PATH, Link, accept, dial
+from pagemesh.shared.messages import Accepted, Delta, Deltas, Engines, EngineStatus, Failed, Hello
 from pagemesh.shared.registry import Instance, Registry
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import (
-    PROTOCOL,
-    Accepted,
-    Delta,
-    Deltas,
-    End,
-    Engines,
-    EngineStatus,
-    Failed,
-    Hello,
-    Message,
-    Submit,
-)
+from pagemesh.shared.wire import PROTOCOL, Message
 from pagemesh.tokenizer_svc.service import TokenizerService
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from scripts import card_of, generate, tokens
 
+from pagemesh.shared.engine_messages import Ended, Submit
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import Delta, Ended, Generate, Prompt, Submit
+from pagemesh.shared.messages import Delta, Generate, Prompt
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 
 EOS = 2

@@ -6,21 +6,18 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import (
+from pagemesh.shared.engine_messages import Ended, LogprobRow, PromptLogprobs, Tokens
+from pagemesh.shared.messages import (
     Capacity,
     Delta,
-    Ended,
     EngineStats,
     EngineStatus,
     Generate,
-    LogprobRow,
     ModelCard,
     Prompt,
-    PromptLogprobs,
-    Tokens,
-    pack_ids,
 )
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 CAPACITY = Capacity(64, 4, 512, 1024, "cpu")

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from scripts import CAPACITY
 
+from pagemesh.shared.engine_messages import Submit
+from pagemesh.shared.messages import EngineStats, EngineStatus, ModelCard
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import EngineStats, EngineStatus, ModelCard, Submit
 from pagemesh.tokenizer_svc.dispatch import Dispatch, Need, Place
 
 CARD = ModelCard(["m"], 100, 64, 16, "float32", [2], 1, "f00d", 1)

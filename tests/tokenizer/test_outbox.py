@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pagemesh.shared.wire import BadFrame, Delta, Deltas, Message, TokenLogprob, WireError, pack_ids
+from pagemesh.shared.messages import Delta, Deltas, TokenLogprob, WireError
+from pagemesh.shared.wire import BadFrame, Message, pack_ids
 from pagemesh.tokenizer_svc.outbox import Outbox, merge, size_bytes
 
 ENTRY = TokenLogprob(5, "a", b"a", -1.0, 1, [(5, "a", b"a", -1.0, 1)])

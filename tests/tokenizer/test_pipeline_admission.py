@@ -8,10 +8,11 @@ import pytest
 from pipeline_driver import admit, ids_of, refused
 from scripts import card_of, generate, tokens
 
+from pagemesh.shared.engine_messages import Ended
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.hashing import chain_hashes, split_hashes
 from pagemesh.shared.sampling import child_seed
-from pagemesh.shared.wire import Ended, unpack_ids
+from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
 

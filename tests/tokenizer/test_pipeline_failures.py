@@ -9,7 +9,9 @@ from pipeline_driver import EOS, admit, ids_of, refused, run
 from scripts import card_of, generate, text_of, tokens
 from structlog.testing import capture_logs
 
-from pagemesh.shared.wire import Ended, Started, WireError, pack_ids, unpack_ids
+from pagemesh.shared.engine_messages import Ended, Started
+from pagemesh.shared.messages import WireError
+from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.pipeline import MAX_FRUITLESS_LOSSES, Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from pipeline_driver import EOS, admit, ids_of, run
 from scripts import logprob_row, text_of, tokens
 
-from pagemesh.shared.wire import Ended, unpack_ids
+from pagemesh.shared.engine_messages import Ended
+from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
 

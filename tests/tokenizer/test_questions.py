@@ -10,7 +10,8 @@ import pytest
 from scripts import card_of
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.wire import Detokenize, Message, Prompt, Tokenize, pack_ids
+from pagemesh.shared.messages import Detokenize, Prompt, Tokenize
+from pagemesh.shared.wire import Message, pack_ids
 from pagemesh.tokenizer_svc import answers as answers_module
 from pagemesh.tokenizer_svc.answers import MAX_THREADS, Answers
 from pagemesh.tokenizer_svc.checks import MIN_QUESTION_LIMIT

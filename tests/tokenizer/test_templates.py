@@ -10,8 +10,8 @@ from small_tokenizers import text_model, write_folder
 from transformers import PreTrainedTokenizerFast
 
 from pagemesh.shared.errors import RequestError, StartupError
+from pagemesh.shared.messages import Prompt
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import Prompt
 from pagemesh.tokenizer_svc import templates
 from pagemesh.tokenizer_svc.templates import ChatTemplate
 from pagemesh.tokenizer_svc.text_model import TextModel

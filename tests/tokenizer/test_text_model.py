@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from small_tokenizers import byte_level_json, text_model, write_folder
 
 from pagemesh.shared.errors import RequestError, StartupError
-from pagemesh.shared.wire import Prompt, pack_ids
+from pagemesh.shared.messages import Prompt
+from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 

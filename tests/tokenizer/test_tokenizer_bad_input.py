@@ -9,18 +9,17 @@ from scripts import generate, logprob_row, prompt_logprobs, status_of, tokens
 from structlog.testing import capture_logs
 
 from pagemesh.shared import wire
-from pagemesh.shared.wire import (
-    BadFrame,
+from pagemesh.shared.engine_messages import Lost
+from pagemesh.shared.messages import (
     Detokenize,
     Engines,
     Generate,
-    Lost,
     ModelCard,
     Prompt,
     Tokenize,
     WireError,
-    pack_ids,
 )
+from pagemesh.shared.wire import BadFrame, pack_ids
 from pagemesh.tokenizer_svc import outbox
 
 STRANGE_CHAT = Prompt(messages=[{"role": "robot", "content": "x"}])

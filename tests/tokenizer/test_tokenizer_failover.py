@@ -9,8 +9,10 @@ from neighbours import Mesh, ScriptedGateway, ScriptedScheduler, running_service
 from scripts import generate, status_of, text_of, tokens
 from structlog.testing import capture_logs
 
+from pagemesh.shared.engine_messages import Ended, Lost, Submit
+from pagemesh.shared.messages import Delta, Engines, ModelCard
 from pagemesh.shared.settings import GatewaySettings, Settings
-from pagemesh.shared.wire import Delta, Ended, Engines, Lost, ModelCard, Submit, unpack_ids
+from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 

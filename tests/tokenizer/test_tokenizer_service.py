@@ -10,18 +10,17 @@ from prometheus_client import generate_latest
 from scripts import generate, status_of, text_of, tokens
 from structlog.testing import capture_logs
 
-from pagemesh.shared.wire import (
+from pagemesh.shared.engine_messages import Ended
+from pagemesh.shared.messages import (
     Cancel,
     Detokenize,
     Detokenized,
-    Ended,
     ModelCard,
     Prompt,
     Tokenize,
     Tokenized,
-    pack_ids,
-    unpack_ids,
 )
+from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 # -- the plain way --------------------------------------------------------------------------------

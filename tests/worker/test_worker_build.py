@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from worker_harness import GREEDY, Driver
 
 from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import MANIFEST, PreparedModel
 from pagemesh.shared.settings import (
     CacheSettings,
@@ -22,7 +23,6 @@ from pagemesh.shared.settings import (
     SchedulerSettings,
     Settings,
 )
-from pagemesh.shared.wire import Capacity
 from pagemesh.worker_svc import build as build_module
 from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.models.decoder import Decoder

@@ -22,8 +22,9 @@ from worker_harness import (
 )
 
 from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.shared.engine_messages import StepResult
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import StepResult, pack_ids, unpack_ids
+from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import StepGap

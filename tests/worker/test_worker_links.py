@@ -8,7 +8,7 @@ import pytest
 from worker_harness import GREEDY, alone, tiny_runner
 from worker_service_harness import PROMPT, Worker, driver, gated
 
-from pagemesh.shared.wire import NeedSnapshot, Step, StepResult
+from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.service import MAX_QUEUED_STEPS
 

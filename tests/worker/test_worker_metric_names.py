@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from pagemesh.shared.wire import Step, StepResult
+from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.worker_svc.metrics import WorkerMetrics
 
 

@@ -8,16 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pagemesh.shared.engine_messages import NewRow, Step, StepResult
+from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import (
-    Capacity,
-    ModelCard,
-    NewRow,
-    Step,
-    StepResult,
-    pack_ids,
-    unpack_ids,
-)
+from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.decoder import Decoder

@@ -13,10 +13,12 @@ from torch import Tensor
 from worker_harness import Driver, tiny_runner
 
 from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.shared.engine_messages import StepResult
 from pagemesh.shared.link import Link, dial
+from pagemesh.shared.messages import Capacity, Engines, Hello
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.wire import PROTOCOL, Capacity, Engines, Hello, Message, StepResult, unpack_ids
+from pagemesh.shared.wire import PROTOCOL, Message, unpack_ids
 from pagemesh.worker_svc.build import Report
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.decoder import Decoder

@@ -1,0 +1,233 @@
+"""Messages between services: the handshake, what every hop says of engines, and what gateway and
+tokenizer services tell each other. Those of the engines are in `engine_messages`.
+
+A message is a NamedTuple; `wire` makes frames of them. Integer arrays travel as little-endian int32
+bytes, float arrays as little-endian float32 bytes.
+
+Direction: gateway ─ Generate, Cancel, Tokenize, Detokenize → tokenizer ─ Submit, End → scheduler
+─ Step → worker, and back up StepResult → Tokens, Lost → Accepted, Deltas, Failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.step_stats import StepStats
+
+# -- handshake ------------------------------------------------------------------------------------
+
+
+class ModelCard(NamedTuple):
+    """What every service must agree on about a model. `names[0]` is the primary served name."""
+
+    names: list[str]
+    vocab_tokens: int
+    max_model_len: int
+    block_tokens: int
+    dtype: str
+    eos_token_ids: list[int]
+    bos_token_id: int | None
+    fingerprint: str
+    created_s: int
+
+
+class Capacity(NamedTuple):
+    """What a worker group offers its scheduler. `num_blocks` counts the null block 0, which holds
+    no request's tokens."""
+
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_bytes_per_token: int
+    device: str
+
+
+class EngineStats(NamedTuple):
+    """State of one engine, as the metrics and the dispatcher want it. Totals only grow.
+
+    `waiting_deferred` of the `waiting` wait for a prompt that another computes. Token counts of
+    the prefix cache are of first admissions; `readmitted_` ones of those after a preemption."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    preemptions_total: int = 0
+    prefix_query_tokens_total: int = 0
+    prefix_hit_tokens_total: int = 0
+    waiting_deferred: int = 0
+    readmitted_query_tokens_total: int = 0
+    readmitted_hit_tokens_total: int = 0
+    steps: StepStats = StepStats()
+
+
+class EngineStatus(NamedTuple):
+    engine_id: str
+    card: ModelCard
+    capacity: Capacity
+    stats: EngineStats
+
+
+class Hello(NamedTuple):
+    """First frame of each side. `epoch` is the incarnation of the process (start time, ns)."""
+
+    protocol: int
+    service: str
+    instance_id: str
+    epoch: int
+    secret: str
+    engines: list[EngineStatus] = []
+
+
+class Refused(NamedTuple):
+    reason: str
+
+
+class Echo(NamedTuple):
+    """Measures a link: who gets it unanswered sends it back. `sent_s` is of the sender's clock."""
+
+    sent_s: float
+    answered: bool = False
+
+
+class Engines(NamedTuple):
+    """Pushed upstream when engines come, go or change load. Replaces the sender's last list."""
+
+    engines: list[EngineStatus]
+    draining: bool = False
+
+
+class WireError(NamedTuple):
+    status: int
+    code: str | None
+    param: str | None
+    message: str
+
+
+# -- gateway ⇄ tokenizer --------------------------------------------------------------------------
+
+
+class Prompt(NamedTuple):
+    """Exactly one of `messages`, `text` and `token_ids` is given."""
+
+    messages: list[dict[str, Any]] | None = None
+    text: str | None = None
+    token_ids: bytes | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: dict[str, Any] = {}
+
+
+class Generate(NamedTuple):
+    """`params.n` choices of one prompt. `params.seed` is always set. `prior_ids` holds, for each
+    choice, what it had generated before a resume (empty list: a fresh request)."""
+
+    request_id: str
+    attempt: int
+    model: str
+    prompt: Prompt
+    params: SamplingParams
+    priority: int = 0
+    arrival_s: float = 0.0
+    cache_salt: str = ""
+    prior_ids: list[bytes] = []
+    want_prompt_text: bool = False
+
+
+class Cancel(NamedTuple):
+    request_id: str
+
+
+class Tokenize(NamedTuple):
+    request_id: str
+    model: str
+    prompt: Prompt
+    want_token_strs: bool = False
+
+
+class Detokenize(NamedTuple):
+    request_id: str
+    model: str
+    token_ids: bytes
+
+
+class Accepted(NamedTuple):
+    """The prompt passed every check and is on its way to an engine."""
+
+    request_id: str
+    prompt_ids: bytes
+    prompt_text: str | None = None
+
+
+class TokenLogprob(NamedTuple):
+    """Logprob of one token and the best alternatives, most probable first. Raw-model values, always
+    finite. `data` are the token's raw bytes (half a character is representable)."""
+
+    token_id: int
+    token: str
+    data: bytes
+    logprob: float
+    rank: int
+    top: list[tuple[int, str, bytes, float, int]] = []
+
+
+class Delta(NamedTuple):
+    """What one choice gained since its last delta.
+
+    `finish_reason` is None until the last delta of the choice, then stop, length or abort.
+    `prompt_logprobs` (entry 0 is None) comes once, with choice 0's first delta, when asked for.
+    `error` ends the choice in failure; the other fields are then empty.
+    """
+
+    request_id: str
+    choice: int
+    text: str
+    token_ids: bytes
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: WireError | None = None
+
+
+class Begun(NamedTuple):
+    """A choice has its first token of an engine; its delta is in the same frame or a later one.
+
+    `queue_s` it waited there for its first step, then took `prefill_s` to that token;
+    `cached_tokens` of the prompt did not have to be computed.
+    """
+
+    request_id: str
+    choice: int
+    engine_id: str
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+
+
+class Deltas(NamedTuple):
+    """`begun` is read before the rows."""
+
+    rows: list[Delta]
+    begun: list[Begun] = []
+
+
+class Failed(NamedTuple):
+    """The whole request is refused or lost; no further message about it follows."""
+
+    request_id: str
+    error: WireError
+
+
+class Tokenized(NamedTuple):
+    request_id: str
+    token_ids: bytes
+    token_strs: list[str] | None
+    max_model_len: int
+
+
+class Detokenized(NamedTuple):
+    request_id: str
+    text: str
