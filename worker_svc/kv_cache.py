@@ -23,18 +23,18 @@ class KVCache:
         device: torch.device | str,
     ) -> None:
         shape = (n_layers, 2, num_blocks, n_kv_heads, block_tokens, head_dim)
-        self._pool = torch.zeros(shape, dtype=dtype, device=device)
+        self.pool = torch.zeros(shape, dtype=dtype, device=device)
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self.k: list[Tensor] = [layer[0] for layer in self._pool]
-        self.v: list[Tensor] = [layer[1] for layer in self._pool]
+        self.k: list[Tensor] = [layer[0] for layer in self.pool]
+        self.v: list[Tensor] = [layer[1] for layer in self.pool]
 
     def copy_blocks(self, src: Tensor, dst: Tensor) -> None:
         """Copy blocks src int64[N] over blocks dst int64[N], in every layer.
 
         All reads come before all writes, so a block may be both a source and a destination.
         """
-        self._pool[:, :, dst] = self._pool[:, :, src]
+        self.pool[:, :, dst] = self.pool[:, :, src]
 
     @staticmethod
     def bytes_per_block(

@@ -16,9 +16,15 @@ def kernel(function: Function) -> Function:
     return cast(Function, njit(nogil=True, cache=True)(function))
 
 
-def inlined(function: Function) -> Function:
-    """A part of a kernel. It is compiled into its callers and not kept by itself."""
+def part(function: Function) -> Function:
+    """A part of a kernel, compiled once for itself and once more into each function that calls it:
+    keep the calls shallow."""
     return cast(Function, njit(nogil=True)(function))
+
+
+def inlined(function: Function) -> Function:
+    """A few lines of a kernel, compiled where they are called and nowhere else."""
+    return cast(Function, njit(nogil=True, inline="always")(function))
 
 
 def _lanes() -> int:

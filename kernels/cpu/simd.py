@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.core.datamodel import PrimitiveModel
 from numba.extending import intrinsic, register_model
 
-from pagemesh.kernels.cpu.jit import LANES, inlined
+from pagemesh.kernels.cpu.jit import LANES, part
 
 F32: Final = ir.FloatType()
 F16: Final = ir.HalfType()
@@ -106,11 +106,17 @@ _NAMES: Final = {F32S: f"v{LANES}f32", I16S: f"v{LANES}i16", I8S: f"v{LANES}i8"}
 def first_lanes(builder: Any, count: Any) -> Any:
     """A mask of the first `count` (int64, any size) lanes."""
     capped = builder.select(builder.icmp_signed("<", count, I64(LANES)), count, I64(LANES))
+    capped = builder.select(builder.icmp_signed(">", capped, I64(0)), capped, I64(0))
     numbers = ir.Constant(I32S, list(range(LANES)))
     undefined = ir.Constant(I32S, ir.Undefined)
     first = builder.insert_element(undefined, builder.trunc(capped, I32), I32(0))
     counts = builder.shuffle_vector(first, undefined, repeat(I32S, 0))
     return builder.icmp_signed("<", numbers, counts)
+
+
+def _is_full(builder: Any, count: Any) -> Any:
+    """Nearly always: the branch spares the mask, which costs more than the memory operation."""
+    return builder.icmp_signed(">=", count, I64(LANES))
 
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -121,13 +127,21 @@ def load(typing: Any, array: Any, index: Any, count: Any) -> Any:
     """Lanes array[index], array[index + 1] …; zero from `count` on, where memory is not read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        raw = _STORED[array.dtype]
+        raw, align = _STORED[array.dtype], array.dtype.bitwidth // 8
         pointer = element_pointer(context, builder, array, args[0], args[1])
         pointer = builder.bitcast(pointer, raw.as_pointer())
-        name = f"llvm.masked.load.{_NAMES[raw]}.p0"
-        mask, zeros = first_lanes(builder, args[2]), ir.Constant(raw, None)
-        align = I32(array.dtype.bitwidth // 8)
-        return widen(builder, call(builder, name, raw, pointer, align, mask, zeros), array.dtype)
+        with builder.if_else(_is_full(builder, args[2])) as (full, part):
+            with full:
+                whole, whole_end = builder.load(pointer, align=align), builder.block
+            with part:
+                name = f"llvm.masked.load.{_NAMES[raw]}.p0"
+                mask, zeros = first_lanes(builder, args[2]), ir.Constant(raw, None)
+                some = call(builder, name, raw, pointer, I32(align), mask, zeros)
+                some_end = builder.block
+        lanes = builder.phi(raw)
+        lanes.add_incoming(whole, whole_end)
+        lanes.add_incoming(some, some_end)
+        return widen(builder, lanes, array.dtype)
 
     return VECTOR(array, types.intp, types.intp), generate
 
@@ -137,13 +151,17 @@ def store(typing: Any, array: Any, index: Any, count: Any, value: Any) -> Any:
     """array[index], array[index + 1] … = the first `count` lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        raw = _STORED[array.dtype]
+        raw, align = _STORED[array.dtype], array.dtype.bitwidth // 8
         pointer = element_pointer(context, builder, array, args[0], args[1])
         pointer = builder.bitcast(pointer, raw.as_pointer())
-        name = f"llvm.masked.store.{_NAMES[raw]}.p0"
-        lanes, align = narrow(builder, args[3], array.dtype), I32(array.dtype.bitwidth // 8)
-        mask = first_lanes(builder, args[2])
-        call(builder, name, ir.VoidType(), lanes, pointer, align, mask)
+        lanes = narrow(builder, args[3], array.dtype)
+        with builder.if_else(_is_full(builder, args[2])) as (full, part):
+            with full:
+                builder.store(lanes, pointer, align=align)
+            with part:
+                name = f"llvm.masked.store.{_NAMES[raw]}.p0"
+                mask = first_lanes(builder, args[2])
+                call(builder, name, ir.VoidType(), lanes, pointer, I32(align), mask)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.intp, VECTOR), generate
@@ -164,6 +182,19 @@ def load_one(typing: Any, array: Any, index: Any) -> Any:
         return builder.sitofp(raw, F32)
 
     return types.float32(array, types.intp), generate
+
+
+@intrinsic
+def store_one(typing: Any, array: Any, index: Any, number: Any) -> Any:
+    """array[index] = a float32, rounded to nearest even."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lanes = narrow(builder, splat_value(builder, args[2]), array.dtype)
+        pointer = element_pointer(context, builder, array, args[0], args[1])
+        builder.store(builder.extract_element(lanes, I32(0)), pointer)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), generate
 
 
 # -- arithmetic -----------------------------------------------------------------------------------
@@ -234,14 +265,25 @@ def splat(typing: Any, scalar: Any) -> Any:
 
 
 @intrinsic
-def numbers_from(typing: Any, first: Any) -> Any:
-    """first, first + 1 … as float32 (exact below 2**24)."""
+def only_between(typing: Any, value: Any, low: Any, high: Any, outside: Any) -> Any:
+    """The lanes low to high - 1 (any int64), `outside` in the others."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        start = splat_value(builder, builder.sitofp(args[0], F32))
-        return builder.fadd(start, ir.Constant(F32S, [float(lane) for lane in range(LANES)]))
+        not_before = builder.not_(first_lanes(builder, args[1]))
+        inside = builder.and_(not_before, first_lanes(builder, args[2]))
+        return builder.select(inside, args[0], splat_value(builder, args[3]))
 
-    return VECTOR(types.intp), generate
+    return VECTOR(VECTOR, types.intp, types.intp, types.float32), generate
+
+
+@intrinsic
+def first_of(typing: Any, value: Any) -> Any:
+    """The first lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.extract_element(args[0], I32(0))
+
+    return types.float32(VECTOR), generate
 
 
 def _halving(combine: Any) -> Any:
@@ -283,7 +325,7 @@ _EXP_MOST: Final = np.float32(88.0)
 _HALF, _ONE = np.float32(0.5), np.float32(1.0)
 
 
-@inlined
+@part
 def exp(x):  # type: ignore[no-untyped-def]  # of vectors
     """e**x to about 2 ulp; 0 below -87, e**88 above 88 (Cephes' expf: x = n ln 2 + r)."""
     inside = larger(splat(_EXP_LEAST), smaller(splat(_EXP_MOST), x))  # in this order NaN stays

@@ -35,8 +35,9 @@ from pagemesh.kernels.cpu.simd import (
 
 VECTORS: Final = 2
 PANEL: Final = VECTORS * LANES
-_ROWS: Final = 12 if REGISTERS == 32 else 6
-"""Rows at once: their accumulators, the weights and one spare fill the registers."""
+_ROWS: Final = (12, 8, 4, 3, 2, 1) if REGISTERS == 32 else (6, 4, 3, 2, 1)
+"""Rows at once, largest first: then the accumulators, the weights and one spare fill the registers.
+Not every number, since each is code to be compiled: five rows are four and one."""
 # Far enough ahead of the loop that memory answers in time (measured: 1 KiB and none are up to twice
 # slower at 8 rows). Past the end nothing is read: a prefetch never faults.
 _PREFETCH_BYTES: Final = 4096
@@ -92,7 +93,7 @@ def _product(accumulate: bool) -> Any:
 
 
 class _RowLoop:
-    """Generates the loop over rows: _ROWS at a time, then the few that are left."""
+    """Generates the loop over rows: as many as fit at a time, then the few that are left."""
 
     def __init__(
         self, builder: Any, stored: Any, accumulate: bool, *, ldc: Any, lda: Any, k: Any
@@ -106,22 +107,19 @@ class _RowLoop:
 
     def emit(self, out: Any, x: Any, w: Any, rows: Any) -> None:
         builder = self._builder
-        full = builder.sdiv(rows, I64(_ROWS))
+        full = builder.sdiv(rows, I64(_ROWS[0]))
         with cgutils.for_range(builder, full) as loop:
-            first = builder.mul(loop.index, I64(_ROWS))
-            self._tile(_ROWS, self._row(out, first, self._ldc), self._row(x, first, self._lda), w)
-        first = builder.mul(full, I64(_ROWS))
-        out, x = self._row(out, first, self._ldc), self._row(x, first, self._lda)
-        left = builder.sub(rows, first)
-        after = builder.append_basic_block("rows_done")
-        switch = builder.switch(left, after)
-        for n in range(1, _ROWS):
-            block = builder.append_basic_block(f"rows_{n}")
-            switch.add_case(I64(n), block)
-            builder.position_at_end(block)
-            self._tile(n, out, x, w)
-            builder.branch(after)
-        builder.position_at_end(after)
+            self._rows_from(builder.mul(loop.index, I64(_ROWS[0])), _ROWS[0], out, x, w)
+        done = cgutils.alloca_once_value(builder, builder.mul(full, I64(_ROWS[0])))
+        for n in _ROWS[1:]:
+            first = builder.load(done)
+            following = builder.add(first, I64(n))
+            with builder.if_then(builder.icmp_signed("<=", following, rows)):
+                self._rows_from(first, n, out, x, w)
+                builder.store(following, done)
+
+    def _rows_from(self, first: Any, n: int, out: Any, x: Any, w: Any) -> None:
+        self._tile(n, self._row(out, first, self._ldc), self._row(x, first, self._lda), w)
 
     def _row(self, pointer: Any, index: Any, stride: Any) -> Any:
         return self._builder.gep(pointer, [self._builder.mul(index, stride)])

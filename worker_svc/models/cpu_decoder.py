@@ -1,0 +1,148 @@
+"""A decoder compiled for the CPU: the same model, as a program of the CPU's kernels."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pagemesh.kernels.cpu import matmul
+from pagemesh.kernels.cpu.attention import query_tokens
+from pagemesh.kernels.cpu.attention import scratch_elements as attention_scratch
+from pagemesh.kernels.cpu.program import Dims, Pages, Rows, Space, begin, run
+from pagemesh.kernels.cpu.sync import phase_words
+from pagemesh.kernels.cpu.team import Team
+from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.models.config import DecoderConfig
+from pagemesh.worker_svc.models.decoder import Decoder
+from pagemesh.worker_svc.models.packing import as_bits
+from pagemesh.worker_svc.models.program_builder import Region, placed, plan_of
+
+_MOST_TAGS: Final = 2**31 - 1
+_FEWEST_ROWS: Final = 64
+_LINE_ELEMENTS: Final = 16
+
+
+class CPUDecoder:
+    """A StepModel. Takes the weights of `decoder` over: their tensors are empty afterwards.
+
+    Matrices are kept as `dtype`, or as int8; activations and sums are float32. What `forward` and
+    `logits` return is overwritten by the next call. Bits do not depend on the batch: a token's
+    result is the same alone, in a batch, in one chunk or another.
+    """
+
+    def __init__(self, decoder: Decoder, team: Team, *, dtype: torch.dtype) -> None:
+        self.config = decoder.config
+        self._rotary = decoder.rotary
+        self._team = team
+        self._plan, self._weights = plan_of(decoder, dtype)
+        config = decoder.config
+        self._dims = Dims(
+            hidden_size=config.hidden_size,
+            n_heads=config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=np.float32(config.rms_norm_eps),
+            attention_scale=np.float32(config.head_dim**-0.5),
+            inputs_at_once=self._plan.inputs_at_once,
+        )
+        self._words = phase_words(len(self._plan.body))
+        self._tag = 0
+        self._logits = _floats(0)
+        self._scratch = _floats(team.n_threads * _scratch_elements(config))
+        self._no_rows = _no_rows()
+        kv_dtype = torch.float32 if dtype is torch.float32 else decoder.embedding.dtype
+        self._no_pages = Pages(as_bits(torch.empty(0, dtype=kv_dtype)), 0, 1)
+        self._capacity_rows = 0
+        self._reserve(_FEWEST_ROWS)
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, inputs: AttentionInputs, kv: KVCache
+    ) -> Tensor:
+        """float32 [T, H]: the final hidden states of int64[T] token ids; stores their K and V."""
+        self._reserve(len(token_ids))
+        cos, sin = self._rotary(positions)
+        rows = Rows(
+            token_ids.numpy(),
+            cos.numpy().ravel(),
+            sin.numpy().ravel(),
+            inputs.slot_mapping.numpy(),
+            np.ascontiguousarray(inputs.block_tables.numpy()),
+            self._work(inputs),
+        )
+        pages = Pages(as_bits(kv.pool).reshape(-1), kv.num_blocks, kv.block_tokens)
+        self._launch(self._body, len(token_ids), pages, rows)
+        return self._region(self._plan.final, len(token_ids))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [R, vocab] of hidden states [R, H]."""
+        n, vocab_tokens = len(hidden), self.config.vocab_size
+        self._reserve(n)
+        if len(self._logits) < n * vocab_tokens:
+            self._logits = _floats(n * vocab_tokens)
+        self._region(self._plan.picked, n).copy_(hidden)
+        self._launch(self._head, n, self._no_pages, self._no_rows)
+        return torch.from_numpy(self._logits[: n * vocab_tokens]).view(n, vocab_tokens)
+
+    def _launch(self, ops: NDArray[np.void], n_rows: int, pages: Pages, rows: Rows) -> None:
+        self._tag = self._tag % _MOST_TAGS + 1
+        begin(self._words, len(ops), self._tag)
+        space = Space(self._buffers, self._logits, self._scratch)
+        n_threads, tag, words = self._team.n_threads, self._tag, self._words
+        dims, weights = self._dims, self._weights
+        self._team.run(
+            lambda rank: run(
+                rank, n_threads, tag, words, ops, n_rows, dims, weights, pages, rows, space
+            )
+        )
+
+    def _work(self, inputs: AttentionInputs) -> NDArray[np.int64]:
+        """The attention's items, see kernels' Rows; the longest first, so that none is left over
+        for one thread at the end."""
+        starts = inputs.query_start.numpy().astype(np.int64)
+        counts = np.diff(starts)
+        first = inputs.seq_lens.numpy() - counts
+        most = query_tokens(self.config.n_heads // self.config.n_kv_heads)
+        pieces = np.where(first >= 0, -(-counts // most), 0)
+        row = np.repeat(np.arange(len(counts)), pieces)
+        piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        offset = piece * most
+        length = np.minimum(most, counts[row] - offset)
+        work = np.stack((row, starts[row] + offset, first[row] + offset, length), axis=1)
+        return work[np.argsort(-work[:, 2], kind="stable")]
+
+    def _reserve(self, rows: int) -> None:
+        """Room for `rows` rows in the buffers: the program is laid out anew when they grow."""
+        if rows <= self._capacity_rows:
+            return
+        self._capacity_rows = max(rows, 2 * self._capacity_rows, _FEWEST_ROWS)
+        self._buffers = _floats(self._capacity_rows * self._plan.row_elements)
+        self._buffers.fill(0)  # the padding of each region must be finite
+        self._body = placed(self._plan.body, self._capacity_rows)
+        self._head = placed(self._plan.head, self._capacity_rows)
+
+    def _region(self, region: Region, rows: int) -> Tensor:
+        first = region.column * self._capacity_rows
+        part = self._buffers[first : first + rows * region.width].reshape(rows, region.width)
+        return torch.from_numpy(part)[:, : self.config.hidden_size]
+
+
+def _floats(elements: int) -> NDArray[np.float32]:
+    """Memory of torch, which begins at a cache line: numpy's would split every vector in two."""
+    return torch.empty(elements, dtype=torch.float32).numpy()
+
+
+def _scratch_elements(config: DecoderConfig) -> int:
+    """float32 that one thread needs, in whole cache lines."""
+    group = config.n_heads // config.n_kv_heads
+    most = max(matmul.SCRATCH_ELEMENTS, attention_scratch(group, config.head_dim))
+    return -(-most // _LINE_ELEMENTS) * _LINE_ELEMENTS
+
+
+def _no_rows() -> Rows:
+    ints, floats = np.empty(0, np.int64), np.empty(0, np.float32)
+    return Rows(ints, floats, floats, ints, np.empty((0, 0), np.int32), np.empty((0, 4), np.int64))
