@@ -24,9 +24,10 @@ from typing import Final
 import msgspec
 from mesh_parts.client import Counts, Load
 from mesh_parts.hops import Way, read_way
-from mesh_parts.mesh import python_path, running_mesh
+from mesh_parts.mesh import Mesh, python_path, running_mesh
 
 DEFAULT_RATES: Final = (20_000, 40_000, 60_000, 80_000, 100_000, 0)
+FEW_TOKENS: Final = 20
 _BUSY_LOOP: Final = (sys.executable, "-c", "while True: pass")
 
 
@@ -78,16 +79,21 @@ def run_single(args: argparse.Namespace) -> None:
 
 
 async def measure(args: argparse.Namespace, rate: int) -> None:
-    """One line: what came through when the worker makes `rate` tokens a second."""
+    """One line: what came through when the worker makes `rate` tokens a second.
+
+    Requests cost something too, so CPU times are the difference to a run of few tokens; a first
+    such run warms everything up.
+    """
     step_s = args.streams / rate if rate else 0.0
     async with running_mesh(step_s, args.streams, None) as mesh:
-        load = Load(url=mesh.url, streams=args.streams, tokens=args.tokens, reader=args.reader)
-        before_s = mesh.cpu_s()
-        counts = await count(load)
-        after_s = mesh.cpu_s()
+        load = Load(url=mesh.url, streams=args.streams, tokens=FEW_TOKENS, reader=args.reader)
+        await spend(mesh, load)
+        _, few_cpu_s = await spend(mesh, load)
+        load = msgspec.structs.replace(load, tokens=args.tokens)
+        counts, cpu_s = await spend(mesh, load)
     n_tokens = args.streams * args.tokens
-    cpu_us = {name: (after_s[name] - before_s[name]) / n_tokens * 1e6 for name in after_s}
-    cpu_us["client"] = counts.cpu_s / n_tokens * 1e6
+    more_tokens = n_tokens - args.streams * FEW_TOKENS
+    cpu_us = {name: (cpu_s[name] - few_cpu_s[name]) / more_tokens * 1e6 for name in cpu_s}
     shares = "  ".join(f"{name} {us:.2f}" for name, us in cpu_us.items())
     print(
         f"{rate or 'no':>8} limit: {n_tokens / (counts.last_s - counts.first_s):8.0f} tokens/s, "
@@ -95,6 +101,14 @@ async def measure(args: argparse.Namespace, rate: int) -> None:
         f"together {sum(cpu_us.values()):.2f}",
         flush=True,
     )
+
+
+async def spend(mesh: Mesh, load: Load) -> tuple[Counts, dict[str, float]]:
+    """What came, and the CPU seconds of each process that it took."""
+    before_s = mesh.cpu_s()
+    counts = await count(load)
+    spent_s = {name: after_s - before_s[name] for name, after_s in mesh.cpu_s().items()}
+    return counts, {**spent_s, "client": counts.cpu_s}
 
 
 def run_streams(args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from typing import NamedTuple
 
 from pagemesh.shared.errors import RequestError
@@ -22,6 +23,10 @@ _DELTA_OVERHEAD_BYTES = 256
 _LOGPROB_BYTES = 256
 # So many pending deltas of a choice become one: a token then costs little more than its text.
 _COMPACT_AT_DELTAS = 64
+
+
+# The fields of a delta, from `text` to `stop_reason`, that a gain has as well.
+_GAINED = slice(2, 7)
 
 
 class Gain(NamedTuple):
@@ -90,6 +95,7 @@ class Generation:
         self._max_held_bytes = max_held_bytes
         self._pending_bytes = 0
         self._prompt_logprob_bytes = 0
+        self._hold(0)
         self._overflowed = False
         self._unfinished = n_prompts * n
         self._changed = False
@@ -118,7 +124,7 @@ class Generation:
         else:
             self._pending[choice] = [delta]
         self._pending_bytes += _size_bytes(delta)
-        if self._pending_bytes > self._max_pending_bytes or self.held_bytes > self._max_held_bytes:
+        if self._pending_bytes > self._room_bytes:
             self._overflow()
         self._wake()
 
@@ -140,7 +146,13 @@ class Generation:
         if delta.prompt_logprobs is not None and not prompt.scored:
             # Another attempt may bring them again, when these are released already.
             prompt.scored, prompt.logprobs = True, delta.prompt_logprobs
-            self._prompt_logprob_bytes += self._size_of_prompt_logprobs(prompt)
+            self._hold(self._size_of_prompt_logprobs(prompt))
+
+    def _hold(self, prompt_logprob_bytes: int) -> None:
+        """What prompts' logprobs take is no room for what waits."""
+        self._prompt_logprob_bytes += prompt_logprob_bytes
+        left_bytes = self._max_held_bytes - self._prompt_logprob_bytes
+        self._room_bytes = min(self._max_pending_bytes, left_bytes)
 
     def _size_of_prompt_logprobs(self, prompt: PromptState) -> int:
         return self._prompt_logprob_copies * logprob_bytes(prompt.logprobs)
@@ -231,7 +243,7 @@ class Generation:
         taken, self._pending, self._pending_bytes = self._pending, {}, 0
         if self._needs_prompt_logprobs:
             self._put_back(taken)
-        return [_gain(choice, deltas) for choice, deltas in taken.items()]
+        return list(starmap(_gain, taken.items()))
 
     def _put_back(self, taken: dict[int, list[Delta]]) -> None:
         """Those that must wait, out of what was taken."""
@@ -242,7 +254,7 @@ class Generation:
     def release_prompt_logprobs(self, prompt_index: int) -> None:
         """Nobody reads them any more."""
         prompt = self.prompts[prompt_index]
-        self._prompt_logprob_bytes -= self._size_of_prompt_logprobs(prompt)
+        self._hold(-self._size_of_prompt_logprobs(prompt))
         prompt.logprobs = None
 
     def _must_wait(self, choice: int) -> bool:
@@ -261,10 +273,8 @@ def _merged(deltas: list[Delta]) -> Delta:
 
 
 def _gain(choice: int, deltas: list[Delta]) -> Gain:
-    """By position, which costs half as much as by name."""
     delta = deltas[0] if len(deltas) == 1 else _merged(deltas)
-    _, _, text, token_ids, logprobs, finish_reason, stop_reason, *_ = delta
-    return Gain(choice, text, token_ids, logprobs, finish_reason, stop_reason)
+    return Gain(choice, *delta[_GAINED])
 
 
 def _size_bytes(delta: Delta) -> int:

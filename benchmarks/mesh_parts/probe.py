@@ -17,10 +17,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from pagemesh.gateway.openai.live import LiveStream
 from pagemesh.shared import link
-from pagemesh.shared.engine_messages import StepResult, Tokens
-from pagemesh.shared.messages import Deltas
-from pagemesh.shared.wire import Message, unpack_ids
+from pagemesh.shared.wire import Deltas, Message, StepResult, Tokens, unpack_ids
 
 FOLDER: Final = "MESH_BENCH_TRACE"
 WRITES: Final = "writes"
@@ -88,13 +87,22 @@ def tokens_in(message: Message) -> int:
 
 def _watch_writes(probe: Probe) -> None:
     """What the gateway hands to its client: a write holds all tokens that it has by then."""
-    write: Callable[..., Awaitable[Any]] = web.StreamResponse.write
     has, written = probe.times_ns["has Deltas"], probe.times_ns[WRITES]
+    write_live = LiveStream.write
+    write: Callable[..., Awaitable[Any]] = web.StreamResponse.write
 
-    async def noted_write(response: web.StreamResponse, data: bytes) -> None:
+    def note_write() -> None:
         n_tokens = len(has) - len(written)
         probe.note(WRITES, n_tokens)
         probe.times_ns[TOKENS_OF_WRITES].append(n_tokens)
+
+    def noted_write_live(stream: LiveStream, data: bytes) -> None:
+        note_write()
+        write_live(stream, data)
+
+    async def noted_write(response: web.StreamResponse, data: bytes) -> None:
+        note_write()
         await write(response, data)
 
-    vars(web)["StreamResponse"].write = noted_write
+    type.__setattr__(LiveStream, "write", noted_write_live)
+    type.__setattr__(web.StreamResponse, "write", noted_write)

@@ -73,7 +73,7 @@ class LiveStream:
             return b""
         generation.nudge_at_s = nudge_at_s
         try:
-            return b"".join([self._wording.event(gain) for gain in generation.take()])
+            return b"".join(map(self._wording.event, generation.take()))
         except Exception as error:
             self._left.set_exception(error)
             return b""
