@@ -19,7 +19,9 @@ from aiohttp import web
 
 from pagemesh.gateway.openai.live import LiveStream
 from pagemesh.shared import link
-from pagemesh.shared.wire import Deltas, Message, StepResult, Tokens, unpack_ids
+from pagemesh.shared.engine_messages import StepResult, Tokens
+from pagemesh.shared.messages import Deltas
+from pagemesh.shared.wire import Message, unpack_ids
 
 FOLDER: Final = "MESH_BENCH_TRACE"
 WRITES: Final = "writes"

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from pagemesh.shared.engine_messages import Step
 from pagemesh.shared.step_rows import StepRows
-from pagemesh.shared.wire import Step
 
 WIRE_INT: Final = np.dtype("<i4")
 # Rows start at different places of the text.

@@ -18,22 +18,15 @@ from aiohttp import web
 
 from mesh_parts.probe import Probe, installed_probe
 from mesh_parts.script import ScriptedRows, script_of
+from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.logs import configure_logging
+from pagemesh.shared.messages import Capacity, Engines, EngineStats, EngineStatus, ModelCard
 from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_folder
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import load_settings
-from pagemesh.shared.wire import (
-    Capacity,
-    Engines,
-    EngineStats,
-    EngineStatus,
-    ModelCard,
-    Step,
-    StepResult,
-)
 
 STEP_S: Final = "MESH_BENCH_STEP_S"
 TEXT: Final = "MESH_BENCH_TEXT"
