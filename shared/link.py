@@ -57,6 +57,7 @@ class Link:
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._closed_reason: str | None = None
+        self._burst_since_s: float | None = None
         self._closer: asyncio.Task[None] | None = None
         self._writer = asyncio.create_task(self._write_loop(), name=f"link-writer-{self.name}")
 
@@ -82,17 +83,23 @@ class Link:
         self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        turned_s = time.monotonic()
         while (frame := await self._receive()) is not None:
+            if self._burst_since_s is None:
+                self._burst_since_s = time.monotonic()
+                asyncio.get_running_loop().call_soon(self._end_burst)
             try:
                 message = decode(frame)
             except BadFrame as error:
                 self._fail(str(error))
                 break
             yield message
-            if time.monotonic() - turned_s > MAX_BURST_S:
+            since_s = self._burst_since_s
+            if since_s is not None and time.monotonic() - since_s > MAX_BURST_S:
                 await asyncio.sleep(0)
-                turned_s = time.monotonic()
+
+    def _end_burst(self) -> None:
+        """The event loop has turned since the burst's first frame."""
+        self._burst_since_s = None
 
     async def _receive(self) -> bytes | None:
         """The next frame; None once the link has failed."""
