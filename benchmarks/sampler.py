@@ -112,7 +112,6 @@ def main() -> None:
             columns = "".join(f"{value:7.2f}" for value in before)
             kernels = "".join(f"{value:7.3f}" for value in after)
             print(f"{name:22}{n_rows:5}          {columns}       {kernels}", flush=True)
-    team.close()
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pagemesh.kernels.search import count_above
+from pagemesh.kernels.search import clear_nonfinite, count_above
 
 
 class Logprobs(NamedTuple):
@@ -19,17 +21,21 @@ class Logprobs(NamedTuple):
     ranks: Tensor
 
 
-def token_logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, top: int) -> Logprobs:
-    """Logprobs of int64[R] `chosen` tokens under the rows int64[R] of float32[N, V] logits.
+def token_logprobs(
+    logits: Tensor, rows: Tensor, chosen: Tensor, top: int
+) -> tuple[Logprobs, NDArray[np.bool_]]:
+    """Logprobs of int64[R] `chosen` tokens under the rows int64[R] of float32[N, V] logits, and
+    bool[R] whether those are finite; rows that are not count as zeros.
 
     Subtracts the log-sum-exp from the few logits wanted, so no row of log-softmax is stored. The
     rank counts strictly better tokens: among equals all have the best rank.
     """
     logits = logits[rows]
+    finite = clear_nonfinite(logits)
     normaliser = logits.logsumexp(dim=1, keepdim=True)
     chosen_logits = logits.gather(1, chosen.unsqueeze(1))
     best = logits.topk(min(top, logits.shape[1]), dim=1)
     ids = torch.cat((chosen.unsqueeze(1), best.indices), dim=1).to(torch.int32)
     values = torch.cat((chosen_logits, best.values), dim=1) - normaliser
     ranks = count_above(logits, chosen_logits.squeeze(1)).to(torch.int32) + 1
-    return Logprobs(ids, values, ranks)
+    return Logprobs(ids, values, ranks), finite

@@ -16,7 +16,7 @@ from torch import Tensor
 from pagemesh.kernels.noise import row_keys
 from pagemesh.kernels.penalties import Penalties, add_bias, apply_penalties
 from pagemesh.kernels.sampling import Filters, sample, sample_filtered
-from pagemesh.kernels.search import argmax
+from pagemesh.kernels.search import argmax, clear_nonfinite
 
 PARAMS: Final = np.dtype(
     [
@@ -81,18 +81,6 @@ def sample_rows(logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, NDArray
             index = _on(logits, rows)
             tokens[index] = choose(logits[index], params[rows], inputs.positions[rows])
     return tokens, finite
-
-
-def clear_nonfinite(logits: Tensor) -> NDArray[np.bool_]:
-    """Whether each row of `logits` is finite, bool[R]; rows that are not become zeros.
-
-    One sum per row shows it, since NaN and inf survive addition.
-    """
-    finite = logits.sum(dim=1).isfinite()
-    if not finite.all():
-        logits[~finite] = 0.0
-    array: NDArray[np.bool_] = finite.numpy(force=True)
-    return array
 
 
 def _edit(logits: Tensor, edits: Edits) -> None:

@@ -8,7 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+def clear_nonfinite(logits: Tensor) -> NDArray[np.bool_]:
+    """Whether each row of `logits` is finite, bool[R]; rows that are not become zeros.
+
+    One sum per row shows it, since NaN and inf survive addition.
+    """
+    finite = logits.sum(dim=1).isfinite()
+    if not finite.all():
+        logits[~finite] = 0.0
+    array: NDArray[np.bool_] = finite.numpy(force=True)
+    return array
 
 
 def argmax(values: Tensor) -> Tensor:

@@ -59,27 +59,25 @@ class Sampler:
             return SampledRows(*self._sample(logits, inputs), rows, rows, None)
         raw, raw_rows = _raw_logits(logits, rows, needs)
         tokens, finite = self._sample(logits, inputs)
-        if raw is not logits:
-            raw[torch.from_numpy(~finite[rows])] = 0.0
         tops = self._state.logprobs[slots[rows]]
         chosen = tokens[torch.from_numpy(rows).to(tokens.device)]
-        logprobs = self._logprobs(raw, raw_rows, chosen, int(tops.max()))
+        logprobs, _ = self._logprobs(raw, raw_rows, chosen, int(tops.max()))
         return SampledRows(tokens, finite, rows, tops, logprobs)
 
     def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, bool]:
         """Logprobs of int64[N] `targets` and of the `top` best under float32[N, V] logits, and
         whether all were finite; rows that were not count as zeros."""
-        on_cpu = logits.device.type == "cpu"
-        clear = self._cpu.clear_nonfinite if on_cpu else reference.clear_nonfinite
-        finite = bool(clear(logits).all())
-        return self._logprobs(logits, np.arange(len(logits)), targets, top), finite
+        logprobs, finite = self._logprobs(logits, np.arange(len(logits)), targets, top)
+        return logprobs, bool(finite.all())
 
     def _sample(self, logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, NDArray[np.bool_]]:
         if logits.device.type == "cpu":
             return self._cpu.sample_rows(logits, inputs)
         return reference.sample_rows(logits, inputs)
 
-    def _logprobs(self, logits: Tensor, rows: Ints, chosen: Tensor, top: int) -> Logprobs:
+    def _logprobs(
+        self, logits: Tensor, rows: Ints, chosen: Tensor, top: int
+    ) -> tuple[Logprobs, NDArray[np.bool_]]:
         index = torch.from_numpy(rows).to(logits.device)
         if logits.device.type == "cpu":
             return self._cpu.token_logprobs(logits, index, chosen, top)

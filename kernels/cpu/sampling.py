@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pagemesh.kernels.cpu.jit import inlined, kernel
+from pagemesh.kernels.cpu.jit import kernel
 from pagemesh.kernels.cpu.sampling_noise import row_key
-from pagemesh.kernels.cpu.sampling_row import draw_filtered, penalise, score, survey
+from pagemesh.kernels.cpu.sampling_row import clear, draw_filtered, penalise, score, survey
 from pagemesh.kernels.cpu.sync import claim, finish, open_phases, phase_words, wait
 from pagemesh.kernels.cpu.team import Team
 from pagemesh.kernels.logprobs import Logprobs
@@ -42,21 +42,17 @@ class CpuSampling:
         self._share(len(logits), _sample_rows, arguments)
         return torch.from_numpy(tokens), finite
 
-    def token_logprobs(self, logits: Tensor, rows: Tensor, chosen: Tensor, top: int) -> Logprobs:
-        """See kernels.logprobs."""
+    def token_logprobs(
+        self, logits: Tensor, rows: Tensor, chosen: Tensor, top: int
+    ) -> tuple[Logprobs, NDArray[np.bool_]]:
+        """See kernels.logprobs. Clears the rows of `logits` that are not finite."""
         width = 1 + min(top, logits.shape[1])
         ids = np.empty((len(rows), width), np.int32)
         values = np.empty((len(rows), width), np.float32)
-        ranks = np.empty(len(rows), np.int32)
-        arguments = logits.numpy(), rows.numpy(), chosen.numpy(), ids, values, ranks
+        ranks, finite = np.empty(len(rows), np.int32), np.empty(len(rows), np.bool_)
+        arguments = logits.numpy(), rows.numpy(), chosen.numpy(), ids, values, ranks, finite
         self._share(len(rows), _score_rows, arguments)
-        return Logprobs(*map(torch.from_numpy, (ids, values, ranks)))
-
-    def clear_nonfinite(self, logits: Tensor) -> NDArray[np.bool_]:
-        """See kernels.sample_rows."""
-        finite = np.empty(len(logits), np.bool_)
-        self._share(len(logits), _clear_rows, (logits.numpy(), finite))
-        return finite
+        return Logprobs(*map(torch.from_numpy, (ids, values, ranks))), finite
 
     def _share(self, n_rows: int, share: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         """Call a kernel that computes a thread's share of the rows, on all threads."""
@@ -93,7 +89,7 @@ def _sample_rows(
         if row < 0:
             break
         at = row * n_tokens
-        top, token, finite[row] = _clear(flat, at, n_tokens)
+        top, token, finite[row] = clear(flat, at, n_tokens)
         first, last = edit_starts[row], edit_starts[row + 1]
         own = params[row]
         if last > first or own.count_row >= 0:
@@ -112,26 +108,11 @@ def _sample_rows(
 
 
 @kernel
-def _clear_rows(
-    rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
-    logits: NDArray[np.float32], finite: NDArray[np.bool_],
-) -> None:  # fmt: skip
-    flat, n_tokens = logits.reshape(-1), logits.shape[1]
-    while True:
-        row = claim(words, 0, tag, n_rows)
-        if row < 0:
-            break
-        _, _, finite[row] = _clear(flat, row * n_tokens, n_tokens)
-        finish(words, 0)
-    if rank == 0:
-        wait(words, 0, tag, n_rows)
-
-
-@kernel
 def _score_rows(
     rank: int, tag: int, words: NDArray[np.int64], n_rows: int,
     logits: NDArray[np.float32], rows: NDArray[np.int64], chosen: NDArray[np.int64],
     ids: NDArray[np.int32], values: NDArray[np.float32], ranks: NDArray[np.int32],
+    finite: NDArray[np.bool_],
 ) -> None:  # fmt: skip
     flat, n_tokens = logits.reshape(-1), logits.shape[1]
     while True:
@@ -139,17 +120,8 @@ def _score_rows(
         if row < 0:
             break
         at = rows[row] * n_tokens
-        ranks[row] = score(flat, at, n_tokens, chosen[row], ids[row], values[row])
+        best, _, finite[row] = clear(flat, at, n_tokens)
+        ranks[row] = score(flat, at, n_tokens, best, chosen[row], ids[row], values[row])
         finish(words, 0)
     if rank == 0:
         wait(words, 0, tag, n_rows)
-
-
-@inlined
-def _clear(logits, at, n):  # type: ignore[no-untyped-def]
-    """As survey; a row that is not finite becomes zeros."""
-    best, token, is_finite = survey(logits, at, n)
-    if not is_finite:
-        logits[at : at + n] = 0.0
-        best, token = np.float32(0.0), 0
-    return best, token, is_finite

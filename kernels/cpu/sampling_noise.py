@@ -35,14 +35,14 @@ _TOKEN_STEP: Final = 0x9E3779B1
 
 
 @inlined
-def row_key(seed, position):  # type: ignore[no-untyped-def]
+def row_key(seed, position):
     """uint64 of two int64."""
     mixed = _mix64(np.uint64(seed) + _SEED_STEP)
     return _mix64(mixed ^ (np.uint64(position) * _POSITION_STEP))
 
 
 @inlined
-def _mix64(z):  # type: ignore[no-untyped-def]
+def _mix64(z):
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -95,7 +95,7 @@ MOST_NOISE: Final = np.float32(22.19)
 
 
 @inlined
-def gumbel(magnitude):  # type: ignore[no-untyped-def]
+def gumbel(magnitude):
     """-log(-log1p(-v)), v = magnitude / 2**31. What 1 - v loses in rounding is added to its
     logarithm."""
     v = smaller(mul(magnitude, splat(_TO_ONE)), splat(_BELOW_ONE))
@@ -109,7 +109,7 @@ _BOUND_AT_ONE: Final = np.float32(31 * 0.6931472 + 0.001)
 
 
 @inlined
-def gumbel_bound(magnitude):  # type: ignore[no-untyped-def]
+def gumbel_bound(magnitude):
     """Not below the noise, at most 0.06 above -log v, which is not below it either."""
     return fma(rough_log2(magnitude), splat(-_LN2), splat(_BOUND_AT_ONE))
 
@@ -133,7 +133,7 @@ _LOG_TERMS: Final = tuple(
 
 
 @inlined
-def log(x):  # type: ignore[no-untyped-def]
+def log(x):
     """Of positive, normal lanes, to about 1 ulp (Cephes' logf: x = (1 + f) 2**e)."""
     e, f = binary_exponent(x), sub(binary_fraction(x), splat(_ONE))
     square = mul(f, f)

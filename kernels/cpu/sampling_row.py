@@ -44,7 +44,7 @@ _NAN: Final = np.float32(np.nan)
 
 
 @inlined
-def survey(logits, at, n):  # type: ignore[no-untyped-def]
+def survey(logits, at, n):
     """Largest logit, the first token that has it, and whether all are finite, in one pass.
 
     Of a row that is not finite, the first two mean nothing. (x * 0 is NaN for NaN and infinity.)
@@ -61,7 +61,17 @@ def survey(logits, at, n):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def count_tokens(logits, at, n, scale, floor):  # type: ignore[no-untyped-def]
+def clear(logits, at, n):
+    """As survey; a row that is not finite becomes zeros."""
+    best, token, is_finite = survey(logits, at, n)
+    if not is_finite:
+        logits[at : at + n] = _ZERO
+        best, token = _ZERO, 0
+    return best, token, is_finite
+
+
+@inlined
+def count_tokens(logits, at, n, scale, floor):
     """How many scaled logits are `floor` or more."""
     count = 0
     for i in range(0, n, LANES):
@@ -70,7 +80,7 @@ def count_tokens(logits, at, n, scale, floor):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def masses(logits, at, n, scale, best, floor, higher):  # type: ignore[no-untyped-def]
+def masses(logits, at, n, scale, best, floor, higher):
     """The sums of exp(scaled - best) over the scaled logits of `floor` or more, and of those of
     `higher` or more; in float64, since a long tail of small probabilities drowns in float32."""
     total, part = no_doubles(), no_doubles()
@@ -84,7 +94,7 @@ def masses(logits, at, n, scale, best, floor, higher):  # type: ignore[no-untype
 
 
 @inlined
-def draw(logits, at, n, scale, floor, key):  # type: ignore[no-untyped-def]
+def draw(logits, at, n, scale, floor, key):
     """The token with the largest sum of scaled logit and noise, of those of `floor` or more; the
     first of equals. 0 if all are -inf.
 
@@ -107,7 +117,7 @@ def draw(logits, at, n, scale, floor, key):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def top_k_floor(logits, at, n, scale, best, k):  # type: ignore[no-untyped-def]
+def top_k_floor(logits, at, n, scale, best, k):
     """A bound that as many scaled logits reach as reach the k-th largest.
 
     Gallops down from the best until k tokens are above, then halves what lies between in the
@@ -131,13 +141,13 @@ def top_k_floor(logits, at, n, scale, best, k):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def next_up(value):  # type: ignore[no-untyped-def]
+def next_up(value):
     """The least float32 above a finite one. (Adding 0.0 makes a 0.0 of -0.0.)"""
     return value_of_order(np.int32(order_of(value + _ZERO) + 1))
 
 
 @inlined
-def draw_filtered(logits, at, n, top, params, key):  # type: ignore[no-untyped-def]
+def draw_filtered(logits, at, n, top, params, key):
     """A draw from what min_p, top_k and top_p keep (see kernels.sampling); `top` is the largest
     logit.
 
@@ -163,7 +173,7 @@ def draw_filtered(logits, at, n, top, params, key):  # type: ignore[no-untyped-d
 
 
 @inlined
-def penalise(logits, at, n, params, seen, output_counts):  # type: ignore[no-untyped-def]
+def penalise(logits, at, n, params, seen, output_counts):
     """See kernels.penalties. The row's counts stand in row `params.count_row`."""
     counts_at = np.int64(params.count_row) * n
     for i in range(0, n, LANES):
@@ -175,16 +185,16 @@ def penalise(logits, at, n, params, seen, output_counts):  # type: ignore[no-unt
 
 
 @inlined
-def _penalised(logit, count, params):  # type: ignore[no-untyped-def]
+def _penalised(logit, count, params):
     after = logit / params.repetition if logit > _ZERO else logit * params.repetition
     present = params.presence if count > _ZERO else _ZERO
     return np.float32(after - (params.frequency * count + present))
 
 
 @inlined
-def score(logits, at, n, chosen, ids, values):  # type: ignore[no-untyped-def]
-    """Logprobs into ids int32[1 + k] and values float32[1 + k] (see kernels.logprobs); the rank."""
-    best, _, _ = survey(logits, at, n)
+def score(logits, at, n, best, chosen, ids, values):
+    """Logprobs into ids int32[1 + k] and values float32[1 + k] (see kernels.logprobs), given the
+    largest logit; the rank."""
     total, _ = masses(logits, at, n, _ONE, best, _NONE, _NONE)
     normaliser = np.float32(best + np.log(total))
     k = len(ids) - 1
@@ -196,7 +206,7 @@ def score(logits, at, n, chosen, ids, values):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def top_tokens(logits, at, n, k, ids, values):  # type: ignore[no-untyped-def]
+def top_tokens(logits, at, n, k, ids, values):
     """The k best tokens and their logits into ids[1:] and values[1:], best first, equal ones in
     order. Few tokens get in once the first have, so those are sorted in one by one."""
     for token in range(k):
@@ -209,7 +219,7 @@ def top_tokens(logits, at, n, k, ids, values):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _sort_in(value, token, place, ids, values):  # type: ignore[no-untyped-def]
+def _sort_in(value, token, place, ids, values):
     """Into the sorted entries 1 to `place`; the one behind them is lost."""
     while place > 0 and values[place] < value:
         ids[place + 1], values[place + 1] = ids[place], values[place]

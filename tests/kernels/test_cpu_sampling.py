@@ -24,8 +24,9 @@ from pagemesh.kernels.sample_rows import PARAMS, Edits, SamplingInputs, sample_r
 from pagemesh.kernels.sampling import Filters, thresholds
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
-# Few distinct values, so that ties are common; sizes on both sides of a vector's end.
-VALUES = st.sampled_from([-math.inf, -3.0, -1.0, -0.0, 0.0, 0.5, 0.5, 2.0, 7.25])
+# Few distinct values, so that ties are common, and two neighbours; sizes around a vector's end.
+HALF_UP = float(np.nextafter(np.float32(0.5), np.float32(1.0)))
+VALUES = st.sampled_from([-math.inf, -3.0, -1.0, -0.0, 0.0, 0.5, 0.5, HALF_UP, 2.0, 7.25])
 SIZES = st.integers(1, 2 * LANES + 3)
 ROW = SIZES.flatmap(lambda n: st.lists(VALUES, min_size=n, max_size=n)).filter(
     lambda row: max(row) > -math.inf
@@ -35,9 +36,7 @@ ROWS_ALIKE = 16
 
 @pytest.fixture(scope="module")
 def team():
-    team = Team(3)
-    yield team
-    team.close()
+    return Team(3)
 
 
 def params_of(n: int, **columns: object) -> np.ndarray:
@@ -213,7 +212,7 @@ def test_a_row_does_not_depend_on_the_rows_and_threads_beside_it(team):
     for _ in range(20):
         together = logits.clone()
         tokens, finite = cpu.sample_rows(together, inputs)
-        scores = cpu.token_logprobs(together, targets, targets, 3)
+        scores, _ = cpu.token_logprobs(together, targets, targets, 3)
     for row in range(len(logits)):
         alone = logits[row : row + 1].clone()
         part = inputs_of(inputs.params[row : row + 1], 3001)._replace(
@@ -221,17 +220,19 @@ def test_a_row_does_not_depend_on_the_rows_and_threads_beside_it(team):
         )
         token, is_finite = CpuSampling().sample_rows(alone, part)
         assert (token.item(), is_finite[0]) == (tokens[row].item(), finite[row])
-        score = CpuSampling().token_logprobs(alone, torch.tensor([0]), targets[row : row + 1], 3)
+        score, _ = CpuSampling().token_logprobs(alone, torch.tensor([0]), targets[row : row + 1], 3)
         assert all(torch.equal(a[0], b[row]) for a, b in zip(score, scores, strict=True))
 
 
-def test_clear_nonfinite_zeroes_the_rows_it_names(team):
+def test_scores_of_rows_that_are_not_finite_are_those_of_zeros(team):
     logits, _ = mixed_batch(15, 100)
-    expected = logits.nan_to_num(0.0)
-    expected[::7] = 0.0
-    finite = CpuSampling(team).clear_nonfinite(logits)
+    rows = torch.arange(15)
+    scores, finite = CpuSampling(team).token_logprobs(logits, rows, rows, 2)
     assert finite.tolist() == [row % 7 != 0 for row in range(15)]
-    assert torch.equal(logits, expected)
+    assert logits.isfinite().all()
+    torch.testing.assert_close(scores.values[7], torch.full((3,), -math.log(100)))
+    assert scores.ids[7].tolist() == [7, 0, 1]
+    assert scores.ranks[7] == 1
 
 
 def test_drawn_frequencies_match_the_filtered_softmax(team):
@@ -251,8 +252,8 @@ def test_logprobs_are_those_of_the_reference(row, top, data):
     chosen = torch.tensor([data.draw(st.integers(0, len(row) - 1)), 0])
     logits = torch.tensor([[9.0] * len(row), row, [1.0] * len(row)])
     rows = torch.tensor([1, 2])
-    expected = token_logprobs(logits, rows, chosen, top)
-    ids, values, ranks = CpuSampling().token_logprobs(logits, rows, chosen, top)
+    expected, _ = token_logprobs(logits, rows, chosen, top)
+    (ids, values, ranks), _ = CpuSampling().token_logprobs(logits, rows, chosen, top)
     torch.testing.assert_close(values, expected.values, atol=1e-5, rtol=1e-5)
     assert torch.equal(ranks, expected.ranks)
     width = min(top, len(row))

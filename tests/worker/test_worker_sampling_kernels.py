@@ -170,7 +170,8 @@ def test_logprobs_match_log_softmax() -> None:
     torch.manual_seed(2)
     logits = torch.randn(5, 50) * 10
     chosen = torch.tensor([0, 49, 7, 7, int(logits[4].argmax())])
-    ids, values, ranks = token_logprobs(logits, torch.arange(5), chosen, 6)
+    (ids, values, ranks), finite = token_logprobs(logits, torch.arange(5), chosen, 6)
+    assert finite.all()
     expected = logits.log_softmax(dim=1)
     torch.testing.assert_close(values, expected.gather(1, ids.to(torch.int64)))
     assert torch.equal(ids[:, 0].to(torch.int64), chosen)
@@ -183,8 +184,9 @@ def test_logprobs_match_log_softmax() -> None:
 
 @pytest.mark.parametrize("top", [0, 3, 99])
 def test_logprobs_of_as_many_tokens_as_there_are(top: int) -> None:
-    ids, values, ranks = token_logprobs(
+    (ids, values, ranks), finite = token_logprobs(
         torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([0]), torch.tensor([1]), top
     )
+    assert finite.all()
     assert ids.shape == values.shape == (1, 1 + min(top, 3))
     assert ranks.tolist() == [1]
