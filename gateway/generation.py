@@ -1,7 +1,7 @@
 """The answer to one HTTP request while it grows: a bounded, coalescing buffer.
 
 Link readers put deltas in, synchronously; one handler takes them out. What arrived since the last
-take leaves as one gain per choice, so a client that reads slowly gets bigger chunks instead of a
+take leaves as one delta per choice, so a client that reads slowly gets bigger chunks instead of a
 longer queue. What waits is bounded by `max_pending_bytes`.
 """
 
@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import starmap
-from typing import NamedTuple
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta, TokenLogprob
@@ -23,21 +21,6 @@ _DELTA_OVERHEAD_BYTES = 256
 _LOGPROB_BYTES = 256
 # So many pending deltas of a choice become one: a token then costs little more than its text.
 _COMPACT_AT_DELTAS = 64
-
-
-# The fields of a delta, from `text` to `stop_reason`, that a gain has as well.
-_GAINED = slice(2, 7)
-
-
-class Gain(NamedTuple):
-    """What one choice gained since the last take. Choices are numbered over all prompts."""
-
-    choice: int
-    text: str
-    token_ids: bytes
-    logprobs: list[TokenLogprob] | None
-    finish_reason: str | None
-    stop_reason: str | int | None
 
 
 @dataclass(slots=True)
@@ -114,15 +97,16 @@ class Generation:
         if self._overflowed:
             return
         if delta.choice == 0:
-            self._note_prompt(self.prompts[prompt_index], delta)
+            delta = self._note_prompt(self.prompts[prompt_index], delta)
         self.completion_tokens += len(delta.token_ids) // ID_BYTES
         if delta.finish_reason is not None:
             self._unfinished -= 1
-        choice = prompt_index * self.n + delta.choice
-        if choice in self._pending:
-            self._pile_up(self._pending[choice], delta)
+        if prompt_index:
+            delta = delta._replace(choice=prompt_index * self.n + delta.choice)
+        if delta.choice in self._pending:
+            self._pile_up(self._pending[delta.choice], delta)
         else:
-            self._pending[choice] = [delta]
+            self._pending[delta.choice] = [delta]
         self._pending_bytes += _size_bytes(delta)
         if self._pending_bytes > self._room_bytes:
             self._overflow()
@@ -139,14 +123,18 @@ class Generation:
         self.nudged = True
         self._wake()
 
-    def _note_prompt(self, prompt: PromptState, delta: Delta) -> None:
+    def _note_prompt(self, prompt: PromptState, delta: Delta) -> Delta:
+        """Keep what is of the prompt; the rest of the delta."""
         if not prompt.began:
             prompt.began = True
             prompt.cached_tokens = delta.cached_tokens
-        if delta.prompt_logprobs is not None and not prompt.scored:
+        if delta.prompt_logprobs is None:
+            return delta
+        if not prompt.scored:
             # Another attempt may bring them again, when these are released already.
             prompt.scored, prompt.logprobs = True, delta.prompt_logprobs
             self._hold(self._size_of_prompt_logprobs(prompt))
+        return delta._replace(prompt_logprobs=None)
 
     def _hold(self, prompt_logprob_bytes: int) -> None:
         """What prompts' logprobs take is no room for what waits."""
@@ -236,14 +224,15 @@ class Generation:
         while not self.done:
             await self.changed()
 
-    def take(self) -> list[Gain]:
-        """What is pending, merged to one gain per choice. Raises the error that ended it."""
+    def take(self) -> list[Delta]:
+        """What each choice gained since the last take, as one delta. Raises the error that ended
+        it. Choices are numbered over all prompts; prompt logprobs stay with their prompt."""
         if self.error is not None:
             raise self.error
         taken, self._pending, self._pending_bytes = self._pending, {}, 0
         if self._needs_prompt_logprobs:
             self._put_back(taken)
-        return list(starmap(_gain, taken.items()))
+        return [deltas[0] if len(deltas) == 1 else _merged(deltas) for deltas in taken.values()]
 
     def _put_back(self, taken: dict[int, list[Delta]]) -> None:
         """Those that must wait, out of what was taken."""
@@ -270,11 +259,6 @@ def _merged(deltas: list[Delta]) -> Delta:
         token_ids=b"".join([delta.token_ids for delta in deltas]),
         logprobs=[row for rows in with_logprobs for row in rows] if with_logprobs else None,
     )
-
-
-def _gain(choice: int, deltas: list[Delta]) -> Gain:
-    delta = deltas[0] if len(deltas) == 1 else _merged(deltas)
-    return Gain(choice, *delta[_GAINED])
 
 
 def _size_bytes(delta: Delta) -> int:

@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 
 END: Final = b"\n\n"
+NEWLINE: Final = END[0]
 PROMPT: Final = "Once upon a time there was a mesh of"
 
 
@@ -50,23 +51,43 @@ class Stream:
     """Events of one answer, in bytes that are cut anywhere. A JSON text has no bare newline."""
 
     def __init__(self) -> None:
-        self.events = 0
-        self.times_s = array("d")
         self.status = b""
-        self._last = b""
+        self.first_s = 0.0
+        self.last_s = 0.0
+        self.events = 0
+        self._last = 0
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> int:
+        """How many events end in `data`."""
+        ended = data.count(END) + (self._last == data[0] == NEWLINE)
+        self._last = data[-1]
         if not self.status:
             self.status = data[:12]
-        before = self.events
-        self.events += data.count(END) + (self._last == b"\n" and data.startswith(b"\n"))
-        self._last = data[-1:]
-        self.times_s.extend([time.monotonic()] * (self.events - before))
+        if not self.events and ended:
+            self.first_s = time.monotonic()
+        self.events += ended
+        return ended
+
+    def close(self) -> None:
+        self.last_s = time.monotonic()
 
     @property
     def text_events(self) -> int:
         """All but the last, which says that the stream is done."""
         return self.events - 1
+
+
+class TimedStream(Stream):
+    """A stream that knows when each of its events came, in seconds of CLOCK_MONOTONIC."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event_s = array("d")
+
+    def feed(self, data: bytes) -> int:
+        ended = super().feed(data)
+        self.event_s.extend([time.monotonic()] * ended)
+        return ended
 
 
 class RawReader(asyncio.Protocol):
@@ -82,6 +103,7 @@ class RawReader(asyncio.Protocol):
         self._stream.feed(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stream.close()
         if exc is None:
             self._done.set_result(None)
         else:
@@ -109,10 +131,12 @@ async def read_with_aiohttp(load: Load, stream: Stream, session: aiohttp.ClientS
         stream.status = f"HTTP/1.1 {answer.status}".encode()
         async for data in answer.content.iter_any():
             stream.feed(data)
+    stream.close()
 
 
 async def run(load: Load) -> Counts:
-    streams = [Stream() for _ in range(load.streams)]
+    timed = load.streams == 1
+    streams = [TimedStream() if timed else Stream() for _ in range(load.streams)]
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -125,10 +149,12 @@ async def run(load: Load) -> Counts:
         assert stream.status.endswith(b"200"), stream.status
     return Counts(
         events=sum(stream.text_events for stream in streams),
-        first_s=min(stream.times_s[0] for stream in streams),
-        last_s=max(stream.times_s[-1] for stream in streams),
+        first_s=min(stream.first_s for stream in streams),
+        last_s=max(stream.last_s for stream in streams),
         cpu_s=time.process_time(),
-        event_s=list(streams[0].times_s[:-1]) if load.streams == 1 else [],
+        event_s=[
+            t for stream in streams if isinstance(stream, TimedStream) for t in stream.event_s[:-1]
+        ],
     )
 
 

@@ -31,8 +31,6 @@ from pagemesh.shared.settings_sources import load_settings
 STEP_S: Final = "MESH_BENCH_STEP_S"
 TEXT: Final = "MESH_BENCH_TEXT"
 BLOCKS_PER_ROW: Final = 512
-# A sleeping thread wakes about so late; the rest of a step is spent awake.
-_WAKE_LATE_S: Final = 0.0001
 
 
 class ScriptedWorker:
@@ -93,10 +91,7 @@ class ScriptedWorker:
         end_s = time.perf_counter() + self._step_s
         self._probe.note("step begins")
         result = self._execute(step)
-        if (idle_s := end_s - time.perf_counter() - _WAKE_LATE_S) > 0:
-            time.sleep(idle_s)
-        while time.perf_counter() < end_s:
-            pass
+        time.sleep(max(0.0, end_s - time.perf_counter()))
         self._probe.note("step ends")
         return result
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -15,14 +16,14 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
-from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
 from pagemesh.gateway.openai.sse import Chunks, stream
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Generate, Prompt
+from pagemesh.shared.messages import Delta, Generate, Prompt
 from pagemesh.shared.sampling import SamplingParams
 
 # A client that reads nothing while this much gathers is given up.
@@ -91,7 +92,7 @@ class Answer(Chunks, Protocol):
     async def prepare(self) -> None:
         """Fetch what `whole` needs."""
 
-    def whole(self, gains: list[Gain]) -> dict[str, Any]:
+    def whole(self, gains: list[Delta]) -> dict[str, Any]:
         """The body of an answer that is not streamed. Pure."""
 
 
@@ -117,7 +118,7 @@ async def respond(
 async def _whole(backend: Backend, generation: Generation, answer: Answer) -> bytes:
     await generation.completed()
     await answer.prepare()
-    size_bytes, gains = generation.held_bytes, sorted(generation.take())
+    size_bytes, gains = generation.held_bytes, sorted(generation.take(), key=attrgetter("choice"))
     return await backend.offload.run(size_bytes, lambda: encode_json(answer.whole(gains)))
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
-from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
@@ -19,7 +19,7 @@ from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
 from pagemesh.gateway.openai.params import bad, chat_params
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
 from pagemesh.gateway.openai.usage import usage
-from pagemesh.shared.messages import Prompt
+from pagemesh.shared.messages import Delta, Prompt
 
 
 class ChatEndpoint:
@@ -79,7 +79,7 @@ class ChatAnswer:
     async def prepare(self) -> None:
         """Everything comes with the gains."""
 
-    def whole(self, gains: list[Gain]) -> dict[str, Any]:
+    def whole(self, gains: list[Delta]) -> dict[str, Any]:
         return {
             "id": self._job.id,
             "object": "chat.completion",
@@ -90,7 +90,7 @@ class ChatAnswer:
             "prompt_logprobs": prompt_logprobs(self._generation.prompts[0].logprobs),
         }
 
-    def _choice(self, gain: Gain) -> dict[str, Any]:
+    def _choice(self, gain: Delta) -> dict[str, Any]:
         wanted = self._job.params.logprobs is not None
         return {
             "index": gain.choice,
@@ -107,14 +107,14 @@ class ChatAnswer:
             for index in range(self._job.params.n)
         )
 
-    async def gain(self, gain: Gain) -> bytes:
+    async def gain(self, gain: Delta) -> bytes:
         return self.event(gain)
 
     @property
     def quick(self) -> bool:
         return True
 
-    def event(self, gain: Gain) -> bytes:
+    def event(self, gain: Delta) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
         events = b""
         if gain.text or gain.logprobs:
@@ -127,7 +127,7 @@ class ChatAnswer:
             events += self._frame.event(self._finish(gain))
         return events
 
-    def _finish(self, gain: Gain) -> bytes:
+    def _finish(self, gain: Delta) -> bytes:
         return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
             gain.choice,
             encode_json(gain.finish_reason),

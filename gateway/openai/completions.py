@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
-from pagemesh.gateway.generation import Gain, Generation, logprob_bytes
+from pagemesh.gateway.generation import Generation, logprob_bytes
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.fields import REFUSED
@@ -19,7 +19,7 @@ from pagemesh.gateway.openai.params import completion_params
 from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, completion_prompts
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.usage import usage
-from pagemesh.shared.messages import Prompt, Tokenize, Tokenized
+from pagemesh.shared.messages import Delta, Prompt, Tokenize, Tokenized
 
 _GOES_ON: Final = b'"finish_reason":null,"stop_reason":null'
 
@@ -82,7 +82,7 @@ class CompletionAnswer:
             tokens = await self._tokens(b"".join(first_ids))
             self._first_tokens = dict(zip(first_ids, tokens, strict=True))
 
-    def whole(self, gains: list[Gain]) -> dict[str, Any]:
+    def whole(self, gains: list[Delta]) -> dict[str, Any]:
         scored = [prompt_logprobs(prompt.logprobs) for prompt in self._generation.prompts]
         n = self._job.params.n
         return {
@@ -94,7 +94,7 @@ class CompletionAnswer:
             "usage": usage(self._generation),
         }
 
-    def _choice(self, gain: Gain, scored_prompt: list[Any] | None) -> dict[str, Any]:
+    def _choice(self, gain: Delta, scored_prompt: list[Any] | None) -> dict[str, Any]:
         text, logprobs = self._text_and_logprobs(gain)
         return {
             "index": gain.choice,
@@ -109,7 +109,7 @@ class CompletionAnswer:
         await self.prepare()
         return b""
 
-    async def gain(self, gain: Gain) -> bytes:
+    async def gain(self, gain: Delta) -> bytes:
         if gain.choice not in self._to_echo:
             return self.event(gain)
         index, n = gain.choice // self._job.params.n, self._job.params.n
@@ -124,7 +124,7 @@ class CompletionAnswer:
         """An echo may be long."""
         return not self._to_echo
 
-    def event(self, gain: Gain) -> bytes:
+    def event(self, gain: Delta) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
         text, logprobs = self._text_and_logprobs(gain)
         if not text and not gain.logprobs and gain.finish_reason is None:
@@ -142,7 +142,7 @@ class CompletionAnswer:
     def closing(self) -> bytes:
         return self._frame.usage_event()
 
-    def _text_and_logprobs(self, gain: Gain) -> tuple[str, dict[str, Any] | None]:
+    def _text_and_logprobs(self, gain: Delta) -> tuple[str, dict[str, Any] | None]:
         """The choice's new text, and its logprobs if asked for."""
         if gain.choice in self._to_echo:
             self._to_echo.discard(gain.choice)
@@ -151,7 +151,7 @@ class CompletionAnswer:
             return gain.text, None
         return gain.text, self._logprobs[gain.choice].piece(gain.logprobs or [])
 
-    def _with_echo(self, gain: Gain) -> tuple[str, dict[str, Any] | None]:
+    def _with_echo(self, gain: Delta) -> tuple[str, dict[str, Any] | None]:
         prompt_index = gain.choice // self._job.params.n
         prompt = self._generation.prompts[prompt_index]
         prompt_text = prompt.text or ""
@@ -178,7 +178,7 @@ class CompletionAnswer:
         return answer.token_strs or []
 
 
-def _ending(gain: Gain) -> bytes:
+def _ending(gain: Delta) -> bytes:
     return b'"finish_reason":%b,"stop_reason":%b' % (
         encode_json(gain.finish_reason),
         encode_json(gain.stop_reason),

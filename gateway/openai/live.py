@@ -14,14 +14,15 @@ import asyncio
 from functools import partial
 from typing import Protocol
 
-from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.keepalive import KEEP_ALIVE_S
+from pagemesh.shared.messages import Delta
 
 
 class Wording(Protocol):
     """How a gain is worded. Raises what it likes: that ends its own stream."""
 
-    def event(self, gain: Gain) -> bytes:
+    def event(self, gain: Delta) -> bytes:
         """Whole events, or nothing."""
 
 

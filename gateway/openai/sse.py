@@ -12,12 +12,13 @@ from aiohttp import web
 from aiohttp.hdrs import TRANSFER_ENCODING
 
 from pagemesh.gateway.backend import Backend
-from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID, common_headers
 from pagemesh.gateway.keepalive import HEADER_GRACE_S, KEEP_ALIVE_S
 from pagemesh.gateway.openai.errors import error_body
 from pagemesh.gateway.openai.live import LiveStream, Turn
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import Delta
 
 PING: Final = b": ping\n\n"
 DONE: Final = b"data: [DONE]\n\n"
@@ -33,14 +34,14 @@ class Chunks(Protocol):
     async def opening(self) -> bytes:
         """Before any text."""
 
-    async def gain(self, gain: Gain) -> bytes:
+    async def gain(self, gain: Delta) -> bytes:
         """One choice gained something."""
 
     @property
     def quick(self) -> bool:
         """Whether every further gain is worded at once, so that `event` may be used."""
 
-    def event(self, gain: Gain) -> bytes:
+    def event(self, gain: Delta) -> bytes:
         """As `gain`, for one that is quick to word."""
 
     def closing(self) -> bytes:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from gateway_fakes import Conversation, FakeTokenizer, Gateway
 
-from pagemesh.gateway.generation import Gain, Generation
+from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.live import LiveStream, Turn
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta
@@ -39,7 +39,7 @@ class Words:
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self._log = name, log
 
-    def event(self, gain: Gain) -> bytes:
+    def event(self, gain: Delta) -> bytes:
         self._log.append(f"word {self.name}")
         if gain.text == "bad":
             raise ArithmeticError("bad gain")
