@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pagemesh.openmp import limit_spinning
-
 if TYPE_CHECKING:
     from pagemesh.llm import LLM
     from pagemesh.outputs import CompletionOutput, Logprob, RequestOutput
@@ -30,8 +28,6 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "LLM":
-        limit_spinning()
     return getattr(import_module(_HOMES[name]), name)
 
 

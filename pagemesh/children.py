@@ -6,11 +6,14 @@ import json
 import os
 import sys
 from contextlib import suppress
+from typing import Final
 
-from pagemesh.openmp import SHORT_SPIN
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import environ_of, is_ours
 from pagemesh.supervisor import ChildSpec, WriteLine
+
+# Of the libraries, unless the user has set it himself: what computes has threads of its own.
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def service_spec(service: str, settings: Settings) -> ChildSpec:
@@ -20,15 +23,8 @@ def service_spec(service: str, settings: Settings) -> ChildSpec:
     return ChildSpec(
         service,
         command,
-        {**_thread_defaults(service), **_color(), **inherited, **environ_of(settings)},
+        {**_ONE_THREAD, **_color(), **inherited, **environ_of(settings)},
     )
-
-
-def _thread_defaults(service: str) -> dict[str, str]:
-    """What the user has not set himself. Only these two compute in parallel."""
-    if service in ("worker", "prepare"):
-        return dict(SHORT_SPIN)
-    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _color() -> dict[str, str]:

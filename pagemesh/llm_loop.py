@@ -33,7 +33,6 @@ class LLMLoop:
     def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
         """Loads the prepared model. Raises StartupError."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
-        # torch keeps compute threads for each thread that calls it, so all of it happens in one.
         self._runner: Runner = self._thread.submit(build_runner, settings).result()
         self._pipeline = pipeline
         self._max_waiting = min(settings.scheduler.max_waiting, settings.scheduler.max_num_seqs)

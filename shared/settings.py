@@ -49,6 +49,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Literal["auto", "bfloat16", "float32", "float16"],
         _meta("Type of weights and KV cache; auto is bfloat16"),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8"],
+        _meta("int8: keep the weights as 8-bit integers, a scale for each output (CPU)"),
+    ] = "none"
     max_model_len: Annotated[
         Count | None,
         _meta(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from pagemesh.embedded_valkey import embedded_valkey
-from pagemesh.openmp import limit_spinning
 from pagemesh.prepare import prepare
 from pagemesh.shared.settings import ModelSettings
 from pagemesh.supervisor import guarded
@@ -25,7 +25,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 # Before any test imports torch: the suite shares its cores with the processes it starts.
-limit_spinning()
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 import torch
 
+from pagemesh.kernels.cpu.team import Team
 from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.messages import Capacity, ModelCard
@@ -29,6 +30,7 @@ from pagemesh.worker_svc.memory import (
     show_bytes,
 )
 from pagemesh.worker_svc.models.config import DecoderConfig
+from pagemesh.worker_svc.models.cpu_decoder import CPUDecoder
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import Runner
 
@@ -46,14 +48,13 @@ _DTYPES: Final = {
 def build_runner(settings: Settings, report: Report = lambda stage: None) -> Runner:
     """Load the prepared model, divide the memory and generate a first token.
 
-    Meant for the thread that will execute steps: torch keeps a pool of compute threads for each
-    thread that calls it. `report` is told what is being waited for. Raises StartupError with the
+    `report` is told what is being waited for. Raises StartupError with the
     sentence to show.
     """
     check_supported(settings.parallel, settings.cache)
     if settings.parallel.device == "auto" and torch.cuda.is_available():
         log.warning("gpu_not_used", device="cpu", reason="computing on a GPU is not available yet")
-    torch.set_num_threads(settings.parallel.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(1)  # what is worth sharing is done by the team
     folder = prepared_folder(settings.model)
     prepared = load_prepared(folder)
     report(f"loading the weights of {prepared.name}")
@@ -95,6 +96,9 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Rep
     if weights_bytes > available_bytes():
         raise _no_memory(prepared.name, f"the weights take {show_bytes(weights_bytes)}")
     decoder = load_decoder(folder, prepared, dtype=dtype, device=device)
+    team = Team(settings.parallel.threads or len(os.sched_getaffinity(0)))
+    kept_as = torch.int8 if settings.model.quantization == "int8" else dtype
+    model = CPUDecoder(decoder, team, dtype=kept_as)
     report("laying out the KV cache")
     plan = _plan(settings, config, dtype)
     capacity = _capacity(settings, plan, device)
@@ -107,8 +111,8 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Rep
         dtype,
         device,
     )
-    _log_division(prepared.name, weights_bytes, plan, capacity)
-    return Runner(decoder, kv, _card(settings, prepared, plan, dtype), capacity, device)
+    _log_division(prepared.name, model.weights_bytes, plan, capacity)
+    return Runner(model, kv, _card(settings, prepared, plan, dtype), capacity, device, team)
 
 
 def _plan(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> MemoryPlan:

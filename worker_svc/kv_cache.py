@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 class KVCache:
-    """`k[layer]` and `v[layer]` are views [num_blocks, n_kv_heads, block_tokens, head_dim].
+    """`k[layer]` and `v[layer]` are views [num_blocks, n_kv_heads, block_tokens, head_dim] of
+    `pool` [n_layers, 2, …]. Within a page the kernels that read it choose the order: the CPU's keep
+    a page of keys as [head_dim, block_tokens].
 
     Starts as zeros. Block 0 is the null block: nothing may write it, so that it stays zero.
     """

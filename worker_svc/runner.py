@@ -10,6 +10,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from pagemesh.kernels.cpu.team import Team
 from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.errors import PagemeshError
 from pagemesh.shared.messages import Capacity, ModelCard
@@ -56,7 +57,9 @@ class Runner:
         card: ModelCard,
         capacity: Capacity,
         device: torch.device,
+        team: Team | None = None,
     ) -> None:
+        """`team`: the threads that sample, those of the model on a CPU."""
         self.card = card
         self.capacity = capacity
         self._model = model
@@ -75,7 +78,7 @@ class Runner:
             eos_token_ids=card.eos_token_ids,
             device=device,
         )
-        self._sampler = Sampler(self._sampling)
+        self._sampler = Sampler(self._sampling, team)
         self._epoch = 0
         self._last_step = 0
         self._in_step = False

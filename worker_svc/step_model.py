@@ -14,7 +14,10 @@ class StepModel(Protocol):
     def forward(
         self, token_ids: Tensor, positions: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:
-        """The final hidden states [T, H] of int64[T] token ids; stores their K and V in `kv`."""
+        """The final hidden states [T, H] of int64[T] token ids; stores their K and V in `kv`.
+
+        Valid until the next call."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32[R, vocab] of hidden states [R, H], in memory of its own."""
+        """float32[R, vocab] of hidden states [R, H]. The caller may overwrite it; valid until the
+        next call."""

@@ -54,7 +54,7 @@ def _padded(head_dim: int) -> int:
 def attend(
     x, x_at, x_stride, first, count, group, head_dim, scale, window,
     pool, k_pages, v_pages, page_stride, table, block_tokens, scratch, s, out, out_at, out_stride,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     """Queries of `count` tokens from position `first` on, `group` heads that share a KV head.
 
     x: the heads [count, group, head_dim], rows `x_stride` apart; out likewise. K and V pages of the
@@ -101,7 +101,7 @@ def attend(
 
 
 @inlined
-def _load_queries(x, x_at, x_stride, count, group, head_dim, scale, scratch, q):  # type: ignore[no-untyped-def]
+def _load_queries(x, x_at, x_stride, count, group, head_dim, scale, scratch, q):
     factor = splat(scale)
     for i in range(count):
         for c in range(0, group * head_dim, LANES):
@@ -111,7 +111,7 @@ def _load_queries(x, x_at, x_stride, count, group, head_dim, scale, scratch, q):
 
 
 @part
-def _load_keys(pool, pages, stride, table, block_tokens, head_dim, tile, n_keys, scratch, keys):  # type: ignore[no-untyped-def]
+def _load_keys(pool, pages, stride, table, block_tokens, head_dim, tile, n_keys, scratch, keys):
     """Panels [head_dim, PANEL] of a tile's keys, zeros past the last: a page may still hold the NaN
     of the sequence that owned it before."""
     for p in range(0, n_keys, PANEL):
@@ -131,7 +131,7 @@ def _load_keys(pool, pages, stride, table, block_tokens, head_dim, tile, n_keys,
 
 
 @part
-def _load_values(pool, pages, stride, table, block_tokens, head_dim, tile, n_keys, scratch, values):  # type: ignore[no-untyped-def]
+def _load_values(pool, pages, stride, table, block_tokens, head_dim, tile, n_keys, scratch, values):
     """Panels [n_keys, PANEL] of a tile's values, one for every PANEL elements of a head."""
     wide = (head_dim + PANEL - 1) // PANEL * PANEL
     j = 0
@@ -146,7 +146,7 @@ def _load_values(pool, pages, stride, table, block_tokens, head_dim, tile, n_key
 
 
 @inlined
-def _copy(source, at, stride, count, target, to, target_stride, room, rows):  # type: ignore[no-untyped-def]
+def _copy(source, at, stride, count, target, to, target_stride, room, rows):
     """`rows` rows of up to LANES elements: the first `count`, then zeros, the first `room` of which
     are written. Nearly always whole vectors, in a loop of its own that the compiler keeps tight.
     """
@@ -160,7 +160,7 @@ def _copy(source, at, stride, count, target, to, target_stride, room, rows):  # 
 
 
 @inlined
-def _softmax(scratch, scores, low, high, best_at, weight_at, total, wide):  # type: ignore[no-untyped-def]
+def _softmax(scratch, scores, low, high, best_at, weight_at, total, wide):
     """Turn a row of scores into weights under the best score so far; keys outside low to high - 1
     weigh nothing. What was summed under an older best is scaled down."""
     tile_best = splat(_NEVER)

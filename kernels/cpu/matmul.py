@@ -25,7 +25,7 @@ _ONE: Final = np.float32(1.0)
 
 
 @inlined
-def matmul_items(n_panels, rows, n_threads):  # type: ignore[no-untyped-def]
+def matmul_items(n_panels, rows, n_threads):
     """How many items a product is cut into: blocks of rows times groups of panels."""
     blocks = (rows + ROW_BLOCK - 1) // ROW_BLOCK
     group = _group(n_panels, blocks, n_threads)
@@ -33,12 +33,12 @@ def matmul_items(n_panels, rows, n_threads):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _group(n_panels, blocks, n_threads):  # type: ignore[no-untyped-def]
+def _group(n_panels, blocks, n_threads):
     return max(1, n_panels * blocks // (n_threads * _ITEMS_PER_THREAD))
 
 
 @part
-def matmul(op, item, rows, n_threads, buffers, weights, constants, out, scratch, s):  # type: ignore[no-untyped-def]
+def matmul(op, item, rows, n_threads, buffers, weights, constants, out, scratch, s):
     """One item of `op`, an entry of a program (see program.OP): out = x · W, scaled and biased.
 
     `scratch` from `s` on belongs to this thread: SCRATCH_ELEMENTS.
@@ -63,7 +63,7 @@ def matmul(op, item, rows, n_threads, buffers, weights, constants, out, scratch,
 
 
 @inlined
-def _panel(op, panel, x, n_rows, buffers, weights, constants, scratch, s):  # type: ignore[no-untyped-def]
+def _panel(op, panel, x, n_rows, buffers, weights, constants, scratch, s):
     """The rows times one panel, scaled and biased, to scratch [n_rows, PANEL]."""
     b = op.weight + panel * op.panel_elements
     product(scratch, s, PANEL, buffers, x, op.x_stride, weights, b, op.k, n_rows)
@@ -79,7 +79,7 @@ def _panel(op, panel, x, n_rows, buffers, weights, constants, scratch, s):  # ty
 
 
 @inlined
-def _put(scratch, s, n_rows, out, to, stride, left, adds):  # type: ignore[no-untyped-def]
+def _put(scratch, s, n_rows, out, to, stride, left, adds):
     for r in range(n_rows):
         for c in range(0, PANEL, LANES):
             value = load(scratch, s + r * PANEL + c, LANES)
@@ -89,7 +89,7 @@ def _put(scratch, s, n_rows, out, to, stride, left, adds):  # type: ignore[no-un
 
 
 @part
-def _gate(scratch, s, n_rows, out, to, stride, left):  # type: ignore[no-untyped-def]
+def _gate(scratch, s, n_rows, out, to, stride, left):
     zero, one = splat(_ZERO), splat(_ONE)
     for r in range(n_rows):
         for c in range(0, PANEL, LANES):

@@ -45,8 +45,8 @@ class Dims(NamedTuple):
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
-    attention_scale: float
+    rms_norm_eps: np.float32
+    attention_scale: np.float32
     inputs_at_once: int
 
 
@@ -92,7 +92,7 @@ class Space(NamedTuple):
 
 
 @inlined
-def _items(op, n_rows, n_threads, dims, rows):  # type: ignore[no-untyped-def]
+def _items(op, n_rows, n_threads, dims, rows):
     if op.kind == MATMUL:
         return matmul_items((op.n + PANEL - 1) // PANEL, n_rows, n_threads)
     if op.kind == ATTEND:
@@ -101,7 +101,7 @@ def _items(op, n_rows, n_threads, dims, rows):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _compute(op, item, n_rows, n_threads, dims, weights, pages, rows, space, s):  # type: ignore[no-untyped-def]
+def _compute(op, item, n_rows, n_threads, dims, weights, pages, rows, space, s):
     if op.kind == MATMUL:
         out = space.logits if op.to_logits else space.buffers
         matmul(op, item, n_rows, n_threads, space.buffers, weights.matrices, weights.constants,
@@ -114,7 +114,7 @@ def _compute(op, item, n_rows, n_threads, dims, weights, pages, rows, space, s):
 
 
 @inlined
-def _row(op, row, dims, weights, pages, rows, buffers):  # type: ignore[no-untyped-def]
+def _row(op, row, dims, weights, pages, rows, buffers):
     x, out = op.x + row * op.x_stride, op.out + row * op.out_stride
     if op.kind == NORM:
         rms_norm(buffers, x, dims.hidden_size, weights.constants, op.weight,
@@ -129,7 +129,7 @@ def _row(op, row, dims, weights, pages, rows, buffers):  # type: ignore[no-untyp
 
 
 @inlined
-def _rotate(op, row, x, dims, constants, rows, buffers):  # type: ignore[no-untyped-def]
+def _rotate(op, row, x, dims, constants, rows, buffers):
     """Norm (where the model has one) and turn the heads of q and k."""
     half = dims.head_dim // 2
     for head in range(dims.n_heads + dims.n_kv_heads):
@@ -141,7 +141,7 @@ def _rotate(op, row, x, dims, constants, rows, buffers):  # type: ignore[no-unty
 
 
 @inlined
-def _store(op, row, x, dims, pages, rows, buffers):  # type: ignore[no-untyped-def]
+def _store(op, row, x, dims, pages, rows, buffers):
     block, offset = divmod(rows.slot_mapping[row], pages.block_tokens)
     page_elements = pages.block_tokens * dims.head_dim
     for head in range(dims.n_kv_heads):
@@ -154,13 +154,13 @@ def _store(op, row, x, dims, pages, rows, buffers):  # type: ignore[no-untyped-d
 
 
 @inlined
-def _page(layer, which, block, head, dims, pages, page_elements):  # type: ignore[no-untyped-def]
+def _page(layer, which, block, head, dims, pages, page_elements):
     place = (layer * 2 + which) * pages.num_blocks + block
     return (place * dims.n_kv_heads + head) * page_elements
 
 
 @inlined
-def _attend(op, item, dims, pages, rows, space, s):  # type: ignore[no-untyped-def]
+def _attend(op, item, dims, pages, rows, space, s):
     row, token, first, count = rows.work[item // dims.n_kv_heads]
     head = item % dims.n_kv_heads
     group = dims.n_heads // dims.n_kv_heads

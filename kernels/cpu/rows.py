@@ -30,7 +30,7 @@ ZERO: Final = np.float32(0.0)
 
 
 @part
-def embed(weights, first, pair, scales, scale_at, token, features, out, at):  # type: ignore[no-untyped-def]
+def embed(weights, first, pair, scales, scale_at, token, features, out, at):
     """Row `token` of the packed matrix at `first` (see tile.packed); `pair` inputs lie together.
 
     `scale_at` is where the scales of an int8 matrix begin in `scales`, or negative.
@@ -44,7 +44,7 @@ def embed(weights, first, pair, scales, scale_at, token, features, out, at):  # 
 
 
 @part
-def rms_norm(x, at, features, weight, weight_at, eps, out, out_at):  # type: ignore[no-untyped-def]
+def rms_norm(x, at, features, weight, weight_at, eps, out, out_at):
     """RMSNorm of `features` numbers; `out` may be the row itself."""
     total = splat(ZERO)
     for c in range(0, features, LANES):
@@ -57,7 +57,7 @@ def rms_norm(x, at, features, weight, weight_at, eps, out, out_at):  # type: ign
 
 
 @part
-def rotate(x, at, half, cos, sin, angle_at):  # type: ignore[no-untyped-def]
+def rotate(x, at, half, cos, sin, angle_at):
     """Turn element i of a head with element i + half, in place."""
     for c in range(0, half, LANES):
         left = half - c
@@ -68,7 +68,7 @@ def rotate(x, at, half, cos, sin, angle_at):  # type: ignore[no-untyped-def]
 
 
 @part
-def store_key(x, at, head_dim, pool, page, offset, block_tokens):  # type: ignore[no-untyped-def]
+def store_key(x, at, head_dim, pool, page, offset, block_tokens):
     """Into a page [head_dim, block_tokens]: a token is a column, so that a row of the page meets
     one number of the query with many keys at once."""
     for d in range(head_dim):
@@ -76,7 +76,7 @@ def store_key(x, at, head_dim, pool, page, offset, block_tokens):  # type: ignor
 
 
 @part
-def store_value(x, at, head_dim, pool, page, offset):  # type: ignore[no-untyped-def]
+def store_value(x, at, head_dim, pool, page, offset):
     """Into a page [block_tokens, head_dim]."""
     for c in range(0, head_dim, LANES):
         store(pool, page + offset * head_dim + c, head_dim - c, load(x, at + c, head_dim - c))

@@ -326,7 +326,7 @@ _HALF, _ONE = np.float32(0.5), np.float32(1.0)
 
 
 @part
-def exp(x):  # type: ignore[no-untyped-def]  # of vectors
+def exp(x):  # of vectors
     """e**x to about 2 ulp; 0 below -87, e**88 above 88 (Cephes' expf: x = n ln 2 + r)."""
     inside = larger(splat(_EXP_LEAST), smaller(splat(_EXP_MOST), x))  # in this order NaN stays
     n = floor(fma(inside, splat(_LOG2E), splat(_HALF)))

@@ -32,7 +32,7 @@ def phase_words(phases: int) -> NDArray[np.int64]:
 
 
 @inlined
-def open_phases(words, phases, tag):  # type: ignore[no-untyped-def]
+def open_phases(words, phases, tag):
     """Before any thread begins the step `tag` (1 to 2**31 - 1, other than the last step's)."""
     for phase in range(phases):
         _set(words, phase * WORDS_PER_PHASE, 0)
@@ -42,7 +42,7 @@ def open_phases(words, phases, tag):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def claim(words, phase, tag, items):  # type: ignore[no-untyped-def]
+def claim(words, phase, tag, items):
     """The next item of a phase; -1 when none is left or the step is over."""
     place = phase * WORDS_PER_PHASE
     while True:
@@ -54,12 +54,12 @@ def claim(words, phase, tag, items):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def finish(words, phase):  # type: ignore[no-untyped-def]
+def finish(words, phase):
     _add(words, phase * WORDS_PER_PHASE + _DONE, 1)
 
 
 @inlined
-def wait(words, phase, tag, items):  # type: ignore[no-untyped-def]
+def wait(words, phase, tag, items):
     """Until all items of a phase are done: True. False when the step is over."""
     place, spins = phase * WORDS_PER_PHASE, 0
     while _get(words, place + _DONE) < items:

@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 
 Job = Callable[[int], object]
+
+
+@dataclass(slots=True)
+class _Desk:
+    """What the threads share: they must not hold the team, or it would never be given up."""
+
+    wakes: list[threading.Semaphore]
+    job: Job | None = None
+    closed: bool = False
+
+    def wake(self) -> None:
+        for wake in self.wakes:
+            wake.release()
+
+    def close(self) -> None:
+        self.closed = True
+        self.wake()
 
 
 class Team:
     """`n_threads` threads, the caller's among them. One caller at a time.
 
-    The others sleep between jobs. A job is called with each thread's rank and must be over for all
-    when it returns for rank 0 (see sync): the others may begin it late, or twice.
+    The others sleep between jobs and end with the team. A job is called with each thread's rank and
+    must be over for all when it returns for rank 0 (see sync): the others may begin it late, twice
+    or not at all.
     """
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
-        self._job: Job | None = None
-        self._wakes = [threading.Semaphore(0) for _ in range(1, n_threads)]
-        for rank, wake in enumerate(self._wakes, 1):
+        self._desk = _Desk([threading.Semaphore(0) for _ in range(1, n_threads)])
+        weakref.finalize(self, self._desk.close)
+        for rank, wake in enumerate(self._desk.wakes, 1):
             # A daemon: it holds nothing that must be given back.
             threading.Thread(
-                target=self._help, args=(rank, wake), name=f"compute-{rank}", daemon=True
+                target=_help, args=(self._desk, rank, wake), name=f"compute-{rank}", daemon=True
             ).start()
 
     def run(self, job: Job) -> None:
-        self._job = job
-        for wake in self._wakes:
-            wake.release()
-        job(0)
+        self._desk.job = job
+        self._desk.wake()
+        try:
+            job(0)
+        finally:
+            self._desk.job = None
 
-    def close(self) -> None:
-        """Let the threads end."""
-        self._job = None
-        for wake in self._wakes:
-            wake.release()
 
-    def _help(self, rank: int, wake: threading.Semaphore) -> None:
-        while True:
-            wake.acquire()
-            job = self._job
-            if job is None:
-                return
+def _help(desk: _Desk, rank: int, wake: threading.Semaphore) -> None:
+    while True:
+        wake.acquire()
+        if desk.closed:
+            return
+        job = desk.job
+        if job is not None:
             job(rank)
+        del job

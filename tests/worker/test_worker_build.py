@@ -102,7 +102,7 @@ def test_the_division_is_logged(folder: Path) -> None:
         runner = build_runner(settings_for(folder))
     (line,) = [entry for entry in logs if entry["event"] == "memory_divided"]
     blocks = runner.capacity.num_blocks
-    assert line["weights_bytes"] == sum(w.nbytes for w in runner._model.parameters())
+    assert line["weights_bytes"] == runner._model.weights_bytes
     assert line["kv_bytes_per_token"] == KV_BYTES_PER_TOKEN
     assert (line["kv_blocks"], line["kv_tokens"]) == (blocks, (blocks - 1) * 16)
     assert line["fitting_requests"] == (blocks - 1) // 63

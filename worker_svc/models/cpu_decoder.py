@@ -60,6 +60,10 @@ class CPUDecoder:
         self._capacity_rows = 0
         self._reserve(_FEWEST_ROWS)
 
+    @property
+    def weights_bytes(self) -> int:
+        return sum(array.nbytes for array in self._weights)
+
     def forward(
         self, token_ids: Tensor, positions: Tensor, inputs: AttentionInputs, kv: KVCache
     ) -> Tensor:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear
 
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.layers.attention import Attention
-from pagemesh.worker_svc.layers.linear import project
 from pagemesh.worker_svc.layers.mlp import MLP
 from pagemesh.worker_svc.layers.norm import RMSNorm
 from pagemesh.worker_svc.layers.rotary import Rotary
@@ -95,7 +94,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, H] to float32[R, vocab]."""
-        return project(hidden, self.head).float()
+        return linear(hidden, self.head).float()
 
     def weight_views(self) -> WeightViews:
         """Every tensor the checkpoint must have, with the place it goes to."""

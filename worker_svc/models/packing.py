@@ -14,7 +14,7 @@ from pagemesh.kernels.cpu.program import Weights
 from pagemesh.kernels.cpu.tile import PANEL, inputs_at_once, packed, panel_elements
 
 # How kernels see each dtype: numpy has no bfloat16, numba no float16, so both travel as bits.
-_BITS: Final = {
+_BITS: Final[dict[torch.dtype, np.dtype[Any]]] = {
     torch.float32: np.dtype(np.float32),
     torch.bfloat16: np.dtype(np.uint16),
     torch.float16: np.dtype(np.int16),
