@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -58,14 +59,15 @@ def counting(metrics: GatewayMetrics) -> Middleware:
 
     @web.middleware
     async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
-        status = CLIENT_GONE
+        status, began_s = CLIENT_GONE, time.monotonic()
         try:
             response = await handler(request)
             status = response.status
             return response
         finally:
             method = request.method if request.method in METHODS else OTHER_METHOD
-            metrics.http_requests.labels(method, _route_name(request), str(status)).inc()
+            elapsed_s = time.monotonic() - began_s
+            metrics.answered(method, _route_name(request), status, elapsed_s)
 
     return count
 

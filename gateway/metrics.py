@@ -7,39 +7,59 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter
 
 from pagemesh.gateway.request_metrics import RequestMetrics
+from pagemesh.shared.distribution import Histogram
 
 MAX_FIELD_LABELS: Final = 64
 OTHER_FIELD: Final = "(other)"
+ANSWER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class GatewayMetrics:
     """Registered once per process, on the registry of its Runtime."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = RequestMetrics(registry)
-        self.http_requests = Counter(
+        self.requests = RequestMetrics()
+        # As vLLM counts them: by class of status. The code itself stands beside.
+        self._answers = Counter(
             "http_requests",
-            "Answered requests; status 499 is a client that hung up",
-            ["method", "handler", "status"],
+            "Answered requests; code 499 is a client that hung up",
+            ["method", "handler", "status", "code"],
             registry=registry,
         )
+        self._answer_s = Histogram(
+            registry,
+            "http_request_duration_seconds",
+            "From a request's head to the end of its answer",
+            ANSWER_S,
+            labels=("method", "handler"),
+        )
+        self.token_s = Histogram(
+            registry,
+            "pagemesh_gateway_token_seconds",
+            "From the arrival of tokens in one turn of the event loop to their last write to a "
+            "client's socket, of streams that keep up",
+        ).labels()
         self.slow_clients = Counter(
-            "pagemesh:slow_clients_aborted",
+            "pagemesh_slow_clients_aborted",
             "Streams ended because their client did not read",
             registry=registry,
         )
         self.resubmitted = Counter(
-            "pagemesh:requests_resubmitted",
+            "pagemesh_requests_resubmitted",
             "Requests sent again because their tokenizer service was lost",
             registry=registry,
         )
         self._unknown_fields = Counter(
-            "pagemesh:unknown_fields",
+            "pagemesh_unknown_fields",
             "Request fields that were ignored because nobody knows them",
             ["endpoint", "field"],
             registry=registry,
         )
         self._field_labels: set[str] = set()
+
+    def answered(self, method: str, handler: str, status: int, elapsed_s: float) -> None:
+        self._answers.labels(method, handler, f"{status // 100}xx", str(status)).inc()
+        self._answer_s.labels(method, handler).observe(elapsed_s)
 
     def unknown_field(self, endpoint: str, field: str) -> None:
         """Clients choose the names, so only the first of them become labels."""

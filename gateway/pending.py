@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from pagemesh.gateway.generation import ID_BYTES, Generation
-from pagemesh.gateway.request_metrics import ChoiceTiming, ModelMetrics
+from pagemesh.gateway.generation import ID_BYTES, Generation, PromptState
+from pagemesh.gateway.request_metrics import ChoiceTiming, ModelTally
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Delta, Detokenize, Detokenized, Generate, Tokenize, Tokenized
+from pagemesh.shared.messages import (
+    Begun,
+    Delta,
+    Detokenize,
+    Detokenized,
+    Generate,
+    Tokenize,
+    Tokenized,
+)
 from pagemesh.shared.wire import Message
 
 
@@ -46,7 +54,7 @@ class PendingGeneration:
         generate: Generate,
         prompt_index: int,
         generation: Generation,
-        metrics: ModelMetrics,
+        tally: ModelTally,
         now_s: float,
     ) -> None:
         self.request_id = generate.request_id
@@ -56,12 +64,13 @@ class PendingGeneration:
         self.generation = generation
         self._generate = generate
         self._prompt_index = prompt_index
-        self._metrics = metrics
+        self._tally = tally
+        self._prompt_counted = False
         n = generate.params.n
         self._ids = [bytearray() for _ in range(n)]
-        self._timings = [ChoiceTiming(metrics, now_s) for _ in range(n)]
+        self._timings = [ChoiceTiming(tally, now_s) for _ in range(n)]
         self._open = set(range(n))
-        metrics.received(n)
+        tally.received(n)
 
     @property
     def done(self) -> bool:
@@ -79,9 +88,12 @@ class PendingGeneration:
         )
 
     def accept(self, prompt_ids: bytes, prompt_text: str | None) -> None:
-        if not self._accepted:
-            self._metrics.accepted(len(prompt_ids) // ID_BYTES)
         self.generation.accept(self._prompt_index, prompt_ids, prompt_text)
+
+    def begin(self, begun: Begun) -> None:
+        """An engine has the first token of a choice."""
+        if begun.choice in self._open:
+            self._timings[begun.choice].begin(begun)
 
     def add(self, delta: Delta, now_s: float) -> None:
         """Deltas of a choice that has finished (a resumed one runs again) change nothing."""
@@ -93,25 +105,32 @@ class PendingGeneration:
             self._lose(delta.choice, _why_lost(delta))
 
     def fail(self, error: RequestError) -> None:
-        self._end_all("error" if self._accepted else "refused")
+        self._end_all("error" if self._prompt.accepted else "refused")
         self.generation.fail(error)
 
     def abandon(self) -> None:
         self._end_all("abort" if self.generation.error is None else "error")
 
     @property
-    def _accepted(self) -> bool:
-        return self.generation.prompts[self._prompt_index].accepted
+    def _prompt(self) -> PromptState:
+        return self.generation.prompts[self._prompt_index]
 
     def _gain(self, delta: Delta, now_s: float) -> None:
         timing = self._timings[delta.choice]
         self._ids[delta.choice] += delta.token_ids
         self.fruitless_losses = 0
+        if not self._prompt_counted:
+            self._count_prompt(timing, delta.cached_tokens)
         timing.gained(len(delta.token_ids) // ID_BYTES, now_s)
         if delta.finish_reason is not None:
-            timing.completed(now_s)
+            timing.completed(now_s, self._prompt.n_tokens)
             self._end(delta.choice, delta.finish_reason)
         self.generation.add(self._prompt_index, delta)
+
+    def _count_prompt(self, timing: ChoiceTiming, cached_tokens: int) -> None:
+        self._prompt_counted = True
+        params, n_tokens = self._generate.params, self._prompt.n_tokens
+        timing.tally.prompt_begun(n_tokens, cached_tokens, params)
 
     def _lose(self, choice: int, error: RequestError) -> None:
         """One choice failed, and with it the answer. The others run until they are abandoned."""
@@ -119,13 +138,16 @@ class PendingGeneration:
         self.generation.fail(error)
 
     def _end(self, choice: int, reason: str) -> None:
+        timing = self._timings[choice]
         self._open.discard(choice)
-        self._metrics.finished(reason, 1)
+        self._tally.finished(reason, timing.engine_id)
+        if self._prompt_counted and not self._open:
+            longest = max(timing.n_tokens for timing in self._timings)
+            timing.tally.longest_choice_tokens.observe(longest)
 
     def _end_all(self, reason: str) -> None:
-        if self._open:
-            self._metrics.finished(reason, len(self._open))
-            self._open.clear()
+        for choice in sorted(self._open):
+            self._end(choice, reason)
 
 
 def _why_lost(delta: Delta) -> RequestError:

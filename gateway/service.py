@@ -23,6 +23,7 @@ from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.gateway.upstream import Upstream
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
@@ -48,13 +49,14 @@ class GatewayService:
             upstream=Upstream(directory, metrics, timeout_s=gateway.request_timeout_s),
             metrics=metrics,
             keep_alive=KeepAlive(),
-            turn=Turn(),
+            turn=Turn(metrics.token_s),
             seeds=Seeds(gateway.seed),
             offload=Offload(),
         )
         self.middlewares: tuple[Middleware, ...] = (counting(metrics),)
         self._runtime = runtime
         runtime.metrics.register(EngineCollector(directory.engines))
+        runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
 
     def routes(self) -> list[web.RouteDef]:
         return api_routes(self.backend)
@@ -74,6 +76,7 @@ class GatewayService:
             runtime.session,
             runtime.hello,
             self.backend.upstream.serve_link,
+            runtime.metrics,
         )
         try:
             async with asyncio.TaskGroup() as group:

@@ -74,8 +74,8 @@ class Upstream:
         with self._busy():
             try:
                 for index, generate in enumerate(generates):
-                    metrics = self._metrics.requests.of(generate.model)
-                    entries.append(PendingGeneration(generate, index, generation, metrics, now_s))
+                    tally = self._metrics.requests.of(generate.model)
+                    entries.append(PendingGeneration(generate, index, generation, tally, now_s))
                     self._enter(entries[-1])
                 yield
             finally:
@@ -143,7 +143,11 @@ class Upstream:
 
     def _receive(self, link: Link, message: Message) -> None:
         match message:
-            case Deltas(rows):
+            case Deltas(rows, begun):
+                for each in begun:
+                    entry = self._entry(link, each.request_id)
+                    if isinstance(entry, PendingGeneration):
+                        entry.begin(each)
                 self._deliver(link, rows)
             case Accepted(request_id, prompt_ids, prompt_text):
                 entry = self._entry(link, request_id)

@@ -12,17 +12,13 @@ from pagemesh.scheduler_svc.counters import FINISH_REASONS, EngineCounters
 from pagemesh.shared.metrics import LABELS
 
 _TOTALS: Final[dict[str, tuple[str, Callable[[EngineCounters], int]]]] = {
+    "pagemesh_engine_requests_received": (
+        "Choices that entered an engine; each runs, waits, or is in pagemesh_engine_requests",
+        lambda counters: counters.received,
+    ),
     "pagemesh_preempted_tokens": (
         "Computed tokens that preemption threw away",
         lambda counters: counters.preempted_tokens,
-    ),
-    "pagemesh_readmission_prefix_queries": (
-        "Tokens looked up in the prefix cache when preempted requests came back",
-        lambda counters: counters.readmitted_query_tokens,
-    ),
-    "pagemesh_readmission_prefix_hits": (
-        "Tokens found in the prefix cache when preempted requests came back",
-        lambda counters: counters.readmitted_hit_tokens,
     ),
     "pagemesh_audit_findings": (
         "Faults that the idle audit found in the books of blocks and slots, and repaired",

@@ -66,7 +66,12 @@ class SchedulerService:
     async def run(self) -> None:
         runtime = self._runtime
         peers = Peers(
-            "worker", runtime.registry, runtime.session, runtime.hello, self._serve_worker
+            "worker",
+            runtime.registry,
+            runtime.session,
+            runtime.hello,
+            self._serve_worker,
+            runtime.metrics,
         )
         try:
             with rare_collections():

@@ -12,14 +12,14 @@ import contextlib
 import hmac
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 import aiohttp
 from aiohttp import web
 
 from pagemesh.shared.errors import HandshakeRefused, LinkClosed
-from pagemesh.shared.messages import Hello, Refused
+from pagemesh.shared.messages import Echo, Hello, Refused
 from pagemesh.shared.wire import MAX_FRAME_BYTES, PROTOCOL, BadFrame, Message, decode, encode
 
 LINK_PATH: Final = "/link"
@@ -58,6 +58,7 @@ class Link:
         self._drained = asyncio.Event()
         self._closed_reason: str | None = None
         self._burst_since_s: float | None = None
+        self._observe_round_trip_s: Callable[[float], None] | None = None
         self._closer: asyncio.Task[None] | None = None
         self._writer = asyncio.create_task(self._write_loop(), name=f"link-writer-{self.name}")
 
@@ -92,7 +93,10 @@ class Link:
             except BadFrame as error:
                 self._fail(str(error))
                 break
-            yield message
+            if isinstance(message, Echo):
+                self._on_echo(message)
+            else:
+                yield message
             since_s = self._burst_since_s
             if since_s is not None and time.monotonic() - since_s > MAX_BURST_S:
                 await asyncio.sleep(0)
@@ -100,6 +104,22 @@ class Link:
     def _end_burst(self) -> None:
         """The event loop has turned since the burst's first frame."""
         self._burst_since_s = None
+
+    async def measure(self, period_s: float, observe: Callable[[float], None]) -> None:
+        """Until the link ends: send an echo every `period_s`, and tell `observe` the seconds each
+        took to go and come back: queueing at both ends, both event loops and the network."""
+        self._observe_round_trip_s = observe
+        with contextlib.suppress(LinkClosed):
+            while True:
+                await asyncio.sleep(period_s)
+                self.send(Echo(time.monotonic()))
+
+    def _on_echo(self, echo: Echo) -> None:
+        if not echo.answered:
+            with contextlib.suppress(LinkClosed):
+                self.send(echo._replace(answered=True))
+        elif self._observe_round_trip_s is not None:
+            self._observe_round_trip_s(time.monotonic() - echo.sent_s)
 
     async def _receive(self) -> bytes | None:
         """The next frame; None once the link has failed."""

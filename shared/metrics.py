@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
+from pagemesh.shared.distribution import HOP_S, Distribution, add_distribution
 from pagemesh.shared.messages import EngineStats, EngineStatus
+from pagemesh.shared.step_stats import STEP_TOKENS, StepStats
 
 LABELS: Final = ("model_name", "engine")
 
 
-class _Series(NamedTuple):
-    """One series. A counter's exposed name gains the suffix `_total`."""
+class _Value(NamedTuple):
+    """A gauge or counter. A counter's exposed name gains the suffix `_total`."""
 
     family: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
@@ -22,48 +29,145 @@ class _Series(NamedTuple):
     value: Callable[[EngineStats], float]
 
 
-_SERIES: Final = (
-    _Series(
-        GaugeMetricFamily,
-        "vllm:gpu_cache_usage_perc",
-        "Share of the KV blocks in use, 0 to 1",
-        lambda stats: stats.kv_usage,
-    ),
-    _Series(
-        GaugeMetricFamily,
-        "vllm:kv_cache_usage_perc",
-        "Share of the KV blocks in use, 0 to 1",
-        lambda stats: stats.kv_usage,
-    ),
-    _Series(
+class _Steps(NamedTuple):
+    """A histogram over the steps of an engine."""
+
+    name: str
+    help: str
+    bounds: Sequence[float]
+    distribution: Callable[[StepStats], Distribution]
+
+
+class _Kind(NamedTuple):
+    """Gauges that are told apart by one more label."""
+
+    name: str
+    help: str
+    label: str
+    values: Callable[[EngineStats], dict[str, float]]
+
+
+_KV_HELP: Final = "Share of the KV blocks in use, 0 to 1"
+_QUERIES_HELP: Final = "Tokens of newly admitted requests looked up in the prefix cache"
+_HITS_HELP: Final = "Tokens of newly admitted requests found in the prefix cache"
+
+# What vLLM has renamed is shown under the old and the new name: dashboards ask for either.
+_VALUES: Final = (
+    _Value(GaugeMetricFamily, "vllm:gpu_cache_usage_perc", _KV_HELP, lambda stats: stats.kv_usage),
+    _Value(GaugeMetricFamily, "vllm:kv_cache_usage_perc", _KV_HELP, lambda stats: stats.kv_usage),
+    _Value(
         GaugeMetricFamily,
         "vllm:num_requests_running",
         "Requests in the batch",
         lambda stats: stats.running,
     ),
-    _Series(
+    _Value(
         GaugeMetricFamily,
         "vllm:num_requests_waiting",
         "Requests waiting to be scheduled",
         lambda stats: stats.waiting,
     ),
-    _Series(
+    _Value(
         CounterMetricFamily,
         "vllm:num_preemptions",
         "Requests that lost their KV blocks to others and are computed again",
         lambda stats: stats.preemptions_total,
     ),
-    _Series(
+    _Value(
         CounterMetricFamily,
         "vllm:prefix_cache_queries",
-        "Prompt tokens looked up in the prefix cache",
+        _QUERIES_HELP,
         lambda stats: stats.prefix_query_tokens_total,
     ),
-    _Series(
+    _Value(
         CounterMetricFamily,
         "vllm:prefix_cache_hits",
-        "Prompt tokens found in the prefix cache",
+        _HITS_HELP,
         lambda stats: stats.prefix_hit_tokens_total,
+    ),
+    _Value(
+        CounterMetricFamily,
+        "vllm:gpu_prefix_cache_queries",
+        _QUERIES_HELP,
+        lambda stats: stats.prefix_query_tokens_total,
+    ),
+    _Value(
+        CounterMetricFamily,
+        "vllm:gpu_prefix_cache_hits",
+        _HITS_HELP,
+        lambda stats: stats.prefix_hit_tokens_total,
+    ),
+    _Value(
+        CounterMetricFamily,
+        "pagemesh_readmission_prefix_queries",
+        "Tokens looked up in the prefix cache when preempted requests came back",
+        lambda stats: stats.readmitted_query_tokens_total,
+    ),
+    _Value(
+        CounterMetricFamily,
+        "pagemesh_readmission_prefix_hits",
+        "Tokens found in the prefix cache when preempted requests came back",
+        lambda stats: stats.readmitted_hit_tokens_total,
+    ),
+)
+
+_KINDS: Final = (
+    _Kind(
+        "vllm:num_requests_waiting_by_reason",
+        "Requests waiting to be scheduled: for capacity, or deferred until another choice of "
+        "their prompt has computed it",
+        "reason",
+        lambda stats: {
+            "capacity": stats.waiting - stats.waiting_deferred,
+            "deferred": stats.waiting_deferred,
+        },
+    ),
+    _Kind(
+        "vllm:engine_sleep_state",
+        "Engines here do not sleep",
+        "sleep_state",
+        lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
+    ),
+)
+
+_STEPS: Final = (
+    _Steps(
+        "vllm:iteration_tokens_total",
+        "Tokens computed in a step, prompts and decodes",
+        STEP_TOKENS,
+        lambda steps: steps.tokens,
+    ),
+    _Steps("pagemesh_step_plan_seconds", "Deciding a step", HOP_S, lambda steps: steps.plan_s),
+    _Steps(
+        "pagemesh_step_round_trip_seconds",
+        "From a step's decision to its result, both at the scheduler",
+        HOP_S,
+        lambda steps: steps.round_trip_s,
+    ),
+    _Steps(
+        "pagemesh_step_worker_seconds",
+        "Within the worker: the wait behind earlier steps, and the computation",
+        HOP_S,
+        lambda steps: steps.worker_s,
+    ),
+    _Steps(
+        "pagemesh_step_compute_seconds",
+        "Computing a step in the worker",
+        HOP_S,
+        lambda steps: steps.compute_s,
+    ),
+    _Steps(
+        "pagemesh_step_link_seconds",
+        "The round trip less the time within the worker: the way there and back, event loops "
+        "and coding included",
+        HOP_S,
+        lambda steps: steps.link_s,
+    ),
+    _Steps(
+        "pagemesh_scheduler_token_seconds",
+        "From a step's result to its tokens on their way up; the next step goes out in between",
+        HOP_S,
+        lambda steps: steps.apply_s,
     ),
 )
 
@@ -75,15 +179,58 @@ class EngineCollector(Collector):
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        engines = list(self._engines())
-        for series in _SERIES:
-            family = series.family(series.name, series.help, labels=LABELS)
-            for engine in engines:
-                labels = (engine.card.names[0], engine.engine_id)
-                family.add_metric(labels, series.value(engine.stats))
-            yield family
+        return _families(list(self._engines()))
 
     def describe(self) -> Iterator[Metric]:
         """Registering must not ask for engines that do not exist yet."""
-        for series in _SERIES:
-            yield series.family(series.name, series.help, labels=LABELS)
+        return _families([])
+
+
+def _families(engines: list[EngineStatus]) -> Iterator[Metric]:
+    for value in _VALUES:
+        yield _family_of_values(value, engines)
+    for kind in _KINDS:
+        yield _family_of_kinds(kind, engines)
+    for steps in _STEPS:
+        yield _family_of_steps(steps, engines)
+    yield _cache_config(engines)
+
+
+def _labels(engine: EngineStatus) -> tuple[str, str]:
+    return engine.card.names[0], engine.engine_id
+
+
+def _family_of_values(series: _Value, engines: list[EngineStatus]) -> Metric:
+    family = series.family(series.name, series.help, labels=LABELS)
+    for engine in engines:
+        family.add_metric(_labels(engine), series.value(engine.stats))
+    return family
+
+
+def _family_of_kinds(series: _Kind, engines: list[EngineStatus]) -> Metric:
+    family = GaugeMetricFamily(series.name, series.help, labels=(*LABELS, series.label))
+    for engine in engines:
+        for kind, value in series.values(engine.stats).items():
+            family.add_metric((*_labels(engine), kind), value)
+    return family
+
+
+def _family_of_steps(series: _Steps, engines: list[EngineStatus]) -> Metric:
+    family = HistogramMetricFamily(series.name, series.help, labels=LABELS)
+    for engine in engines:
+        distribution = series.distribution(engine.stats.steps)
+        add_distribution(family, _labels(engine), series.bounds, distribution)
+    return family
+
+
+def _cache_config(engines: list[EngineStatus]) -> Metric:
+    family = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "Always 1; the labels say how the KV cache of an engine is laid out",
+        labels=(*LABELS, "block_size", "num_gpu_blocks", "cache_dtype"),
+    )
+    for engine in engines:
+        card, n_blocks = engine.card, engine.capacity.num_blocks
+        layout = (str(card.block_tokens), str(n_blocks), card.dtype)
+        family.add_metric((*_labels(engine), *layout), 1)
+    return family

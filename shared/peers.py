@@ -12,12 +12,15 @@ from typing import Final
 
 import aiohttp
 import structlog
+from prometheus_client import CollectorRegistry
 
+from pagemesh.shared.distribution import Histogram
 from pagemesh.shared.errors import HandshakeRefused
 from pagemesh.shared.link import Link, dial
 from pagemesh.shared.messages import Hello
 from pagemesh.shared.registry import Instance, Registry
 
+ECHO_PERIOD_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 2.0
 
@@ -38,6 +41,7 @@ class Peers:
         session: aiohttp.ClientSession,
         hello: Callable[[], Hello],
         on_link: Callable[[Link], Awaitable[None]],
+        metrics: CollectorRegistry,
     ) -> None:
         self.links: dict[str, Link] = {}
         self._service = service
@@ -47,6 +51,12 @@ class Peers:
         self._on_link = on_link
         self._announced: dict[str, Instance] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._round_trip_s = Histogram(
+            metrics,
+            "pagemesh_link_round_trip_seconds",
+            "A small message to a service below and back: event loops, queues and the network",
+            labels=("peer_service",),
+        ).labels(service)
 
     async def run(self) -> None:
         """Keep the links up until cancelled; then close them."""
@@ -104,9 +114,11 @@ class Peers:
     async def _serve(self, link: Link) -> None:
         self.links[link.name] = link
         log.info("link_up", peer=link.name)
+        echoes = asyncio.create_task(link.measure(ECHO_PERIOD_S, self._round_trip_s.observe))
         try:
             await self._on_link(link)
         finally:
+            echoes.cancel()
             self.links.pop(link.name, None)
             await link.close()
             log.info("link_down", peer=link.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from pagemesh.shared.distribution import Histogram
 
 
 class TokenizerMetrics:
@@ -33,10 +35,20 @@ class TokenizerMetrics:
             registry=registry,
         )
         self.encode_s = Histogram(
+            registry,
             "pagemesh_tokenizer_encode_seconds",
             "Rendering, encoding and hashing of one prompt, waiting for a thread included",
-            registry=registry,
-        )
+        ).labels()
+        self.admit_s = Histogram(
+            registry,
+            "pagemesh_tokenizer_admit_seconds",
+            "From a request's arrival to its choices on their way to an engine",
+        ).labels()
+        self.token_s = Histogram(
+            registry,
+            "pagemesh_tokenizer_token_seconds",
+            "From the arrival of an engine's tokens to their text on its way to a gateway",
+        ).labels()
         requests = Gauge(
             "pagemesh_tokenizer_requests_in_flight", "Requests in flight", registry=registry
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Final
 
 import structlog
 
+from pagemesh.shared.distribution import Observations
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Begun, Delta, Deltas, TokenLogprob, WireError
@@ -26,8 +28,10 @@ class Outbox:
     MAX_PENDING_BYTES the gateway is not reading at all, and only its own link is closed.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, token_s: Observations) -> None:
         self.link = link
+        self._token_s = token_s
+        self._since_s: float | None = None
         self._pending: dict[tuple[str, int], Delta] = {}
         self._begun: list[Begun] = []
         self._pending_bytes = 0
@@ -55,6 +59,11 @@ class Outbox:
     def begin(self, begun: Begun) -> None:
         """To go ahead of the choice's next delta."""
         self._begun.append(begun)
+
+    def arrived(self, now_s: float) -> None:
+        """Deltas are about to be added whose tokens arrived at `now_s`, of time.monotonic."""
+        if self._since_s is None:
+            self._since_s = now_s
 
     def add(self, delta: Delta) -> None:
         """Queue one delta, behind all that was queued for its choice."""
@@ -92,6 +101,9 @@ class Outbox:
             if begun:
                 self.link.send(Deltas([], begun))
             self._send_apart(rows)
+        if self._since_s is not None:
+            self._token_s.observe(time.monotonic() - self._since_s)
+            self._since_s = None
 
     def _send_apart(self, rows: list[Delta]) -> None:
         """Too much for one frame together. A row that is so alone ends its choice."""

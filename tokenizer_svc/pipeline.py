@@ -163,12 +163,12 @@ class Pipeline:
 
     def _begin(self, tokens: Tokens) -> list[Begun]:
         begun = []
-        for key, *start in tokens.started:
+        for key, cached_tokens, queue_s, prefill_s in tokens.started:
             choice = self._choices.get(key)
             if choice is not None:
-                choice.cached_tokens = start[0]
+                choice.cached_tokens = cached_tokens
                 place = choice.request_id, choice.index, tokens.engine_id
-                begun.append(Begun(*place, *start))
+                begun.append(Begun(*place, cached_tokens, queue_s, prefill_s))
         return begun
 
     def _advance_safely(self, row: _Row, end: Ended | None, fed: Fed) -> None:

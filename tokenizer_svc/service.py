@@ -79,7 +79,12 @@ class TokenizerService:
     async def run(self) -> None:
         runtime = self._runtime
         peers = Peers(
-            "scheduler", runtime.registry, runtime.session, runtime.hello, self._serve_scheduler
+            "scheduler",
+            runtime.registry,
+            runtime.session,
+            runtime.hello,
+            self._serve_scheduler,
+            runtime.metrics,
         )
         try:
             await peers.run()
@@ -98,7 +103,7 @@ class TokenizerService:
         link, socket = await accept(request, self._runtime.hello(self._placement.statuses()))
         if link is None:
             return socket
-        outbox = Outbox(link)
+        outbox = Outbox(link, self._metrics.token_s)
         self._outboxes.add(outbox)
         sender = asyncio.create_task(outbox.run(), name=f"outbox-{link.name}")
         self._send_engines(outbox)
@@ -153,6 +158,7 @@ class TokenizerService:
             self._refuse(request.outbox, request.request_id, error)
 
     async def _admit_or_raise(self, request: Request, generate: Generate) -> None:
+        arrived_s = time.monotonic()
         if self._draining:
             raise RequestError("this server is shutting down", status=503, code=SHUTTING_DOWN)
         self._check_model(generate.model)
@@ -161,10 +167,11 @@ class TokenizerService:
         admitted = self._pipeline.open(prepared)
         accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
         request.outbox.send(accepted)
-        self._deliver(admitted.deltas)
+        self._deliver(admitted.deltas, time.monotonic())
         engine = None
         if admitted.submits:
             engine = (await self._placement.place(admitted.submits, request.card)).engine_id
+            self._metrics.admit_s.observe(time.monotonic() - arrived_s)
         log.info(
             "request_admitted",
             request_id=request.request_id,
@@ -254,6 +261,7 @@ class TokenizerService:
 
     async def _on_tokens(self, tokens: Tokens) -> None:
         """Prompt logprobs come by the ten thousand: the loop turns between pieces of them."""
+        arrived_s = time.monotonic()
         for piece in pieces(tokens.prompt_logprobs):
             self._pipeline.add_prompt_logprobs(piece)
             await asyncio.sleep(0)
@@ -265,10 +273,12 @@ class TokenizerService:
             request = self._requests.get(begun.request_id)
             if request is not None:
                 request.outbox.begin(begun)
-        self._deliver(fed.deltas)
+        self._deliver(fed.deltas, arrived_s)
 
-    def _deliver(self, deltas: Iterable[Delta]) -> None:
+    def _deliver(self, deltas: Iterable[Delta], arrived_s: float) -> None:
+        """`arrived_s` is when what they are made of came."""
         n_tokens = 0
+        outbox: Outbox | None = None
         for delta in deltas:
             n_tokens += len(delta.token_ids) // 4
             request = self._requests.get(delta.request_id)
@@ -277,7 +287,10 @@ class TokenizerService:
             if delta.error is not None:
                 self._fail(request, delta.error)
                 continue
-            request.outbox.add(delta)
+            if request.outbox is not outbox:
+                outbox = request.outbox
+                outbox.arrived(arrived_s)
+            outbox.add(delta)
             if delta.finish_reason is not None and delta.request_id not in self._pipeline:
                 self._requests.remove(delta.request_id)
         self._metrics.output_tokens.inc(n_tokens)
@@ -285,7 +298,7 @@ class TokenizerService:
     def _resume(self, keys: list[int], *, cause: str) -> None:
         """Place choices elsewhere, with what they have generated so far."""
         resumed = self._pipeline.resume(keys)
-        self._deliver(resumed.deltas)
+        self._deliver(resumed.deltas, time.monotonic())
         if resumed.submits:
             log.warning("choices_resubmitted", cause=cause, choices=len(resumed.submits))
             self._metrics.resubmitted.inc(len(resumed.submits))

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.keepalive import KEEP_ALIVE_S
+from pagemesh.shared.distribution import Observations
 from pagemesh.shared.messages import Delta
 
 
@@ -29,21 +30,27 @@ class Wording(Protocol):
 class Turn:
     """The streams that gained something in this turn of the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, token_s: Observations) -> None:
+        self._token_s = token_s
         self._streams: dict[LiveStream, None] = {}
+        self._since_s = 0.0
 
     def add(self, stream: LiveStream) -> None:
         if not self._streams:
-            asyncio.get_running_loop().call_soon(self._end)
+            loop = asyncio.get_running_loop()
+            self._since_s = loop.time()
+            loop.call_soon(self._end)
         self._streams[stream] = None
 
     def _end(self) -> None:
+        loop = asyncio.get_running_loop()
         streams, self._streams = self._streams, {}
-        nudge_at_s = asyncio.get_running_loop().time() + KEEP_ALIVE_S
+        nudge_at_s = self._since_s + KEEP_ALIVE_S
         written = [(stream, stream.word(nudge_at_s)) for stream in streams]
         for stream, data in written:
             if data:
                 stream.write(data)
+        self._token_s.observe(loop.time() - self._since_s)
 
 
 class LiveStream:

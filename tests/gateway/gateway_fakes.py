@@ -17,6 +17,7 @@ from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import (
     Accepted,
+    Begun,
     Cancel,
     Capacity,
     Delta,
@@ -84,6 +85,10 @@ class Conversation:
         wanted = text if self.generate.want_prompt_text else None
         self.link.send(Accepted(self.generate.request_id, pack_ids(ids), wanted))
 
+    def begin(self, choice: int = 0, queue_s: float = 0.5, prefill_s: float = 0.25) -> None:
+        begun = Begun(self.generate.request_id, choice, "engine-1", 2, queue_s, prefill_s)
+        self.link.send(Deltas([], [begun]))
+
     def delta(self, text: str, ids: list[int], choice: int = 0, **fields: Any) -> None:
         row = Delta(self.generate.request_id, choice, text, pack_ids(ids), **fields)
         self.link.send(Deltas([row]))
@@ -101,6 +106,7 @@ async def say_hello(talk: Conversation) -> None:
     talk.accept()
     pieces = PIECES[: params.max_tokens]
     for choice in range(params.n):
+        talk.begin(choice)
         mark = str(choice) if choice else ""
         for i, piece in enumerate(pieces):
             _say(talk, choice, i, piece + mark, last=i == len(pieces) - 1)

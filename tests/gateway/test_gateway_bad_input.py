@@ -263,8 +263,8 @@ async def test_unknown_and_harmless_fields_are_accepted_and_the_unknown_counted(
     status, _ = await gateway.post(CHAT, GOOD[CHAT] | extra | {"weird name\n": 1})
     assert status == 200
     text = await gateway.metrics()
-    assert 'pagemesh:unknown_fields_total{endpoint="chat",field="num_ctx"} 1.0' in text
-    assert 'pagemesh:unknown_fields_total{endpoint="chat",field="(other)"} 1.0' in text
+    assert 'pagemesh_unknown_fields_total{endpoint="chat",field="num_ctx"} 1.0' in text
+    assert 'pagemesh_unknown_fields_total{endpoint="chat",field="(other)"} 1.0' in text
     assert 'field="user"' not in text
 
 
@@ -291,7 +291,7 @@ async def test_labels_of_unknown_fields_are_bounded(gateway: Gateway) -> None:
     status, _ = await gateway.post(CHAT, GOOD[CHAT] | fields)
     assert status == 200
     text = await gateway.metrics()
-    assert text.count("pagemesh:unknown_fields_total{") <= 65
+    assert text.count("pagemesh_unknown_fields_total{") <= 65
 
 
 GOOD_FIELDS = [

@@ -21,6 +21,7 @@ from pagemesh.gateway.openai.body import MAX_DEPTH, check_plain
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, chat_logprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.pending import PendingGeneration
+from pagemesh.gateway.request_metrics import NO_ENGINE, ModelTally
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta, Generate, Prompt, TokenLogprob
 from pagemesh.shared.sampling import SamplingParams
@@ -143,13 +144,13 @@ async def test_the_first_error_ends_the_answer() -> None:
 def test_the_next_attempt_carries_what_every_choice_had(
     arrivals: list[tuple[int, list[int], bool]],
 ) -> None:
-    registry = CollectorRegistry()
+    tally = ModelTally()
     params = SamplingParams(n=3, seed=1)
     pending = PendingGeneration(
         Generate("r", 0, "tiny", Prompt(text="a"), params),
         0,
         Generation(1, 3),
-        GatewayMetrics(registry).requests.of("tiny"),
+        tally,
         now_s=0.0,
     )
     expected: list[list[int]] = [[], [], []]
@@ -168,13 +169,8 @@ def test_the_next_attempt_carries_what_every_choice_had(
     assert prior == expected
     assert decode(encode(again)) == again
     pending.abandon()
-    finished = {
-        reason: registry.get_sample_value(
-            "vllm:request_success_total", {"model_name": "tiny", "finished_reason": reason}
-        )
-        for reason in ("length", "abort")
-    }
-    assert finished == {"length": len(done) or None, "abort": 3 - len(done) or None}
+    finished = tally.engine(NO_ENGINE).finished
+    assert (finished["length"], finished["abort"]) == (len(done), 3 - len(done))
 
 
 def nested(depth: int) -> list[object]:
@@ -288,4 +284,4 @@ def test_unknown_field_labels_are_bounded() -> None:
     metrics = GatewayMetrics(registry)
     for i in range(500):
         metrics.unknown_field("chat", f"field_{i}")
-    assert generate_latest(registry).count(b"pagemesh:unknown_fields_total{") == 65
+    assert generate_latest(registry).count(b"pagemesh_unknown_fields_total{") == 65

@@ -72,8 +72,8 @@ async def test_a_hang_up_cancels_within_a_second(
     async with asyncio.timeout(CANCEL_TIMEOUT_S):
         for talk in talks:
             await talk.cancelled.wait()
-    await until(gateway, '{finished_reason="abort",model_name="tiny"} 4.0')
-    await until(gateway, f'{{handler="{COMPLETIONS}",method="POST",status="499"}} 1.0')
+    await until(gateway, '{engine="",finished_reason="abort",model_name="tiny"} 4.0')
+    await until(gateway, f'{{code="499",handler="{COMPLETIONS}",method="POST",status="4xx"}} 1.0')
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_a_lost_tokenizer_service_costs_only_a_pause(
     if usage is not None:
         assert usage["completion_tokens"] == 4
         assert usage["prompt_tokens_details"]["cached_tokens"] == 1
-    await until(gateway, "pagemesh:requests_resubmitted_total 1.0")
+    await until(gateway, "pagemesh_requests_resubmitted_total 1.0")
 
 
 async def _texts(

@@ -11,6 +11,7 @@ from gateway_fakes import Conversation, FakeTokenizer, Gateway
 
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.live import LiveStream, Turn
+from pagemesh.shared.distribution import HOP_S, Observations
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta
 
@@ -67,7 +68,7 @@ async def log() -> list[str]:
 
 @pytest.fixture
 async def clients(log: list[str]) -> AsyncIterator[list[Client]]:
-    turn = Turn()
+    turn = Turn(Observations(HOP_S))
     both = [Client(name, turn, log) for name in "ab"]
     await turns()
     yield both
@@ -132,7 +133,7 @@ async def test_the_handler_takes_over_when_it_is_needed(clients: list[Client], w
 
 
 async def test_what_came_before_the_stream_went_live_is_written(log: list[str]) -> None:
-    turn = Turn()
+    turn = Turn(Observations(HOP_S))
     client = Client("a", turn, log)
     client.gain("x")
     await turns()

@@ -66,7 +66,7 @@ async def test_a_client_that_does_not_read_is_aborted(
     talk = await talks.get()
     async with asyncio.timeout(30):
         await talk.cancelled.wait()
-    assert "pagemesh:slow_clients_aborted_total 1.0" in await gateway.metrics()
+    assert "pagemesh_slow_clients_aborted_total 1.0" in await gateway.metrics()
     assert (await gateway.post(CHAT, BODY | {"messages": []}))[0] == 400
     writer.transport.abort()
 

@@ -17,11 +17,10 @@ def test_names_and_labels() -> None:
     )
     samples = [sample for family in registry.collect() for sample in family.samples]
     assert {sample.name: set(sample.labels) for sample in samples} == {
+        "pagemesh_engine_requests_received_total": ENGINE,
         "pagemesh_engine_requests_total": ENGINE | {"finished_reason"},
         "pagemesh_oldest_step_age_seconds": ENGINE,
         "pagemesh_preempted_tokens_total": ENGINE,
-        "pagemesh_readmission_prefix_queries_total": ENGINE,
-        "pagemesh_readmission_prefix_hits_total": ENGINE,
         "pagemesh_audit_findings_total": ENGINE,
         "pagemesh_engine_failures_total": ENGINE,
     }

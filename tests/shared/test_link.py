@@ -163,6 +163,19 @@ async def test_a_damaged_frame_closes_the_link_for_both() -> None:
             theirs.send(Cancel("r"))
 
 
+async def test_a_measured_link_tells_its_round_trips_and_its_readers_nothing() -> None:
+    async with linked() as (ours, theirs):
+        round_trips_s: asyncio.Queue[float] = asyncio.Queue()
+        measuring = asyncio.create_task(ours.measure(0.001, round_trips_s.put_nowait))
+        readers = [asyncio.create_task(take(link, 1)) for link in (ours, theirs)]
+        assert [await round_trips_s.get() > 0 for _ in range(3)] == [True] * 3
+        for link in (ours, theirs):
+            link.send(Cancel("r"))
+        assert await asyncio.gather(*readers) == [[Cancel("r")], [Cancel("r")]]
+        await ours.close()
+        await measuring
+
+
 async def test_close_sends_what_was_queued() -> None:
     async with linked() as (ours, theirs):
         hearing = asyncio.create_task(take(theirs, 2))

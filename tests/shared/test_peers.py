@@ -10,7 +10,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from prometheus_client import CollectorRegistry
 
+from pagemesh.shared import peers as peers_module
+from pagemesh.shared.distribution import Observations
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Cancel, Hello
 from pagemesh.shared.peers import Peers
@@ -53,9 +56,10 @@ class Above:
     def __init__(self, registry: Registry, session: aiohttp.ClientSession) -> None:
         self.came: asyncio.Queue[Link] = asyncio.Queue()
         self.went: asyncio.Queue[Link] = asyncio.Queue()
+        self.metrics = CollectorRegistry()
         self.fault: BaseException | None = None
         hello = Hello(PROTOCOL, "scheduler", "scheduler-1", 1, "secret")
-        self.peers = Peers("worker", registry, session, lambda: hello, self._on_link)
+        self.peers = Peers("worker", registry, session, lambda: hello, self._on_link, self.metrics)
 
     async def _on_link(self, link: Link) -> None:
         self.came.put_nowait(link)
@@ -107,6 +111,19 @@ async def test_newcomers_are_dialled(above: Above, registry: Registry) -> None:
         above.peers.links["worker-2"].send(Cancel("r"))
         assert await two.heard.get() == Cancel("r")
         assert one.heard.empty()
+
+
+async def test_links_are_measured(
+    above: Above, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "ECHO_PERIOD_S", 0.001)
+    round_trips_s: asyncio.Queue[float] = asyncio.Queue()
+    monkeypatch.setattr(Observations, "observe", lambda _, value: round_trips_s.put_nowait(value))
+    below = Below("worker-1")
+    async with below.up() as instance, announcing(registry, instance):
+        assert await round_trips_s.get() > 0
+    name, labels = "pagemesh_link_round_trip_seconds_count", {"peer_service": "worker"}
+    assert above.metrics.get_sample_value(name, labels) == 0
 
 
 async def test_a_broken_link_is_dialled_again(above: Above, registry: Registry) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from pagemesh.shared.distribution import HOP_S, Observations
 from pagemesh.shared.messages import Delta, Deltas, TokenLogprob, WireError
 from pagemesh.shared.wire import BadFrame, Message, pack_ids
 from pagemesh.tokenizer_svc.outbox import Outbox, merge, size_bytes
@@ -86,7 +87,7 @@ async def link() -> BusyLink:
 
 @pytest.fixture
 async def box(link: BusyLink) -> AsyncIterator[Outbox]:
-    outbox = Outbox(link)  # type: ignore[arg-type]
+    outbox = Outbox(link, Observations(HOP_S))  # type: ignore[arg-type]
     sender = asyncio.create_task(outbox.run())
     yield outbox
     sender.cancel()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from scripts import card_of
 
+from pagemesh.shared.distribution import HOP_S, Observations
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Detokenize, Prompt, Tokenize
 from pagemesh.shared.wire import Message, pack_ids
@@ -94,7 +95,7 @@ async def test_a_cancelled_question_is_neither_begun_nor_answered(
     answers: Answers, monkeypatch: pytest.MonkeyPatch, hangs_up: bool
 ) -> None:
     gate, link, leaving = Gate(monkeypatch), OpenLink(), OpenLink()
-    box, leaving_box = Outbox(link), Outbox(leaving)  # type: ignore[arg-type]
+    box, leaving_box = (Outbox(way, Observations(HOP_S)) for way in (link, leaving))  # type: ignore[arg-type]
     names = [f"q{i}" for i in range(MAX_THREADS + 1)]
     for name in names:
         answers.ask(leaving_box, Tokenize(name, "small", Prompt(text="x")))
