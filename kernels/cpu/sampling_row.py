@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from pagemesh.kernels.cpu.jit import LANES, inlined
+from pagemesh.kernels.cpu.jit import LANES, inlined, part
 from pagemesh.kernels.cpu.sampling_lanes import (
     add_doubles,
     any_above,
@@ -43,7 +43,7 @@ _NONE: Final = np.float32(-np.inf)
 _NAN: Final = np.float32(np.nan)
 
 
-@inlined
+@part
 def survey(logits, at, n):
     """Largest logit, the first token that has it, and whether all are finite, in one pass.
 
@@ -65,12 +65,13 @@ def clear(logits, at, n):
     """As survey; a row that is not finite becomes zeros."""
     best, token, is_finite = survey(logits, at, n)
     if not is_finite:
-        logits[at : at + n] = _ZERO
+        for i in range(at, at + n):
+            logits[i] = _ZERO
         best, token = _ZERO, 0
     return best, token, is_finite
 
 
-@inlined
+@part
 def count_tokens(logits, at, n, scale, floor):
     """How many scaled logits are `floor` or more."""
     count = 0
@@ -79,7 +80,7 @@ def count_tokens(logits, at, n, scale, floor):
     return count
 
 
-@inlined
+@part
 def masses(logits, at, n, scale, best, floor, higher):
     """The sums of exp(scaled - best) over the scaled logits of `floor` or more, and of those of
     `higher` or more; in float64, since a long tail of small probabilities drowns in float32."""
@@ -93,7 +94,7 @@ def masses(logits, at, n, scale, best, floor, higher):
     return sum_of_doubles(total), sum_of_doubles(part)
 
 
-@inlined
+@part
 def draw(logits, at, n, scale, floor, key):
     """The token with the largest sum of scaled logit and noise, of those of `floor` or more; the
     first of equals. 0 if all are -inf.
@@ -218,7 +219,7 @@ def top_tokens(logits, at, n, k, ids, values):
                     _sort_in(logits[at + token], token, k - 1, ids, values)
 
 
-@inlined
+@part
 def _sort_in(value, token, place, ids, values):
     """Into the sorted entries 1 to `place`; the one behind them is lost."""
     while place > 0 and values[place] < value:
