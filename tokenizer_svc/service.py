@@ -276,8 +276,10 @@ class TokenizerService:
         self._deliver(fed.deltas, arrived_s)
 
     def _deliver(self, deltas: Iterable[Delta], arrived_s: float) -> None:
-        """`arrived_s` is when what they are made of came."""
+        """`arrived_s` is when what they are made of came. Several choices of a request may end in
+        one frame, so it is let go after the last."""
         n_tokens = 0
+        ended: set[str] = set()
         outbox: Outbox | None = None
         for delta in deltas:
             n_tokens += len(delta.token_ids) // 4
@@ -291,8 +293,11 @@ class TokenizerService:
                 outbox = request.outbox
                 outbox.arrived(arrived_s)
             outbox.add(delta)
-            if delta.finish_reason is not None and delta.request_id not in self._pipeline:
-                self._requests.remove(delta.request_id)
+            if delta.finish_reason is not None:
+                ended.add(delta.request_id)
+        for request_id in ended:
+            if request_id not in self._pipeline:
+                self._requests.remove(request_id)
         self._metrics.output_tokens.inc(n_tokens)
 
     def _resume(self, keys: list[int], *, cause: str) -> None:
