@@ -9,22 +9,25 @@ from llvmlite import binding
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# Without Python's exception for a division by zero: IEEE's inf or NaN goes where it belongs, and no
+# thread leaves a step with an item undone, for which the others would wait for ever.
+_COMMON: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy"}
 
 
 def kernel(function: Function) -> Function:
     """Compile at the first call, without the GIL; the code is kept for the next process."""
-    return cast(Function, njit(nogil=True, cache=True)(function))
+    return cast(Function, njit(**_COMMON, cache=True)(function))
 
 
 def part(function: Function) -> Function:
     """A part of a kernel, compiled once for itself and once more into each function that calls it:
     keep the calls shallow."""
-    return cast(Function, njit(nogil=True)(function))
+    return cast(Function, njit(**_COMMON)(function))
 
 
 def inlined(function: Function) -> Function:
     """A few lines of a kernel, compiled where they are called and nowhere else."""
-    return cast(Function, njit(nogil=True, inline="always")(function))
+    return cast(Function, njit(**_COMMON, inline="always")(function))
 
 
 def _lanes() -> int:
