@@ -9,14 +9,23 @@ from torch import Tensor
 
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.models.cpu_decoder import CPUDecoder
 from pagemesh.worker_svc.models.decoder import Decoder
 
 
 class PagedDriver:
     """Keeps pages and lengths of named sequences."""
 
-    def __init__(self, decoder: Decoder, *, num_blocks: int = 64, block_tokens: int = 4) -> None:
-        config, dtype = decoder.config, decoder.embedding.dtype
+    def __init__(
+        self,
+        decoder: Decoder | CPUDecoder,
+        *,
+        num_blocks: int = 64,
+        block_tokens: int = 4,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`dtype` is that of the KV pool."""
+        config = decoder.config
         self.decoder = decoder
         self.block_tokens = block_tokens
         self.kv = KVCache(
@@ -35,16 +44,23 @@ class PagedDriver:
 
     def step(self, work: dict[str, list[int]]) -> dict[str, Tensor]:
         """Compute the next tokens of each sequence; returns their logits [n, vocab] by name."""
-        names = sorted(work, key=lambda name: len(work[name]) > 1)
+        names = _in_order(work)
+        logits = self.decoder.logits(self._forward(names, work)).clone()
+        return _by_name(names, work, logits)
+
+    def hidden(self, work: dict[str, list[int]]) -> dict[str, Tensor]:
+        """The same of the final hidden states [n, H]."""
+        names = _in_order(work)
+        return _by_name(names, work, self._forward(names, work).clone())
+
+    def _forward(self, names: list[str], work: dict[str, list[int]]) -> Tensor:
         positions = {name: self._extend(name, len(work[name])) for name in names}
-        hidden = self.decoder(
+        return self.decoder.forward(
             torch.tensor([token for name in names for token in work[name]]),
             torch.tensor([p for name in names for p in positions[name]]),
             self._inputs(names, work, positions),
             self.kv,
         )
-        parts = self.decoder.logits(hidden).split([len(work[name]) for name in names])
-        return dict(zip(names, parts, strict=True))
 
     def fork(self, name: str, child: str) -> tuple[list[int], list[int]]:
         """Give `child` as many blocks as `name` has; returns both tables, to be copied."""
@@ -85,3 +101,12 @@ class PagedDriver:
             max_seq_tokens=max(lens),
             n_decode=sum(count == 1 for count in counts),
         )
+
+
+def _in_order(work: dict[str, list[int]]) -> list[str]:
+    """Decode rows come first."""
+    return sorted(work, key=lambda name: len(work[name]) > 1)
+
+
+def _by_name(names: list[str], work: dict[str, list[int]], rows: Tensor) -> dict[str, Tensor]:
+    return dict(zip(names, rows.split([len(work[name]) for name in names]), strict=True))

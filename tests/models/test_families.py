@@ -1,4 +1,7 @@
-"""Every family's logits equal transformers' in float32, however the tokens are cut into steps."""
+"""Every family's logits equal transformers' in float32, however the tokens are cut into steps.
+
+Of both implementations: the reference in torch and the program of the CPU's kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,33 @@ import torch
 from paged_driver import PagedDriver
 from tiny_models import MODELS, VOCAB, load, make_model
 
+from pagemesh.kernels.cpu.team import Team
+from pagemesh.worker_svc.models.cpu_decoder import CPUDecoder
+
 LENGTHS = {"a": 41, "b": 17, "c": 4, "d": 29}
 CHUNKS = [7, 1, 12, 3, 1, 1, 5, 11]
 
 
 @pytest.fixture(scope="module", params=sorted(MODELS))
-def family(request, tmp_path_factory):
-    """(our decoder, token ids by name, transformers' logits [n, vocab] by name)."""
+def family_folder(request, tmp_path_factory):
+    """(transformers' model, the folder it is saved in)."""
     model = make_model(request.param)
     folder = tmp_path_factory.mktemp(request.param)
     model.save_pretrained(folder)
+    return model, folder
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu-kernels"])
+def family(request, family_folder):
+    """(our decoder, token ids by name, transformers' logits [n, vocab] by name)."""
+    model, folder = family_folder
+    decoder = load(folder)
+    if request.param == "cpu-kernels":
+        decoder = CPUDecoder(decoder, Team(2), dtype=torch.float32)
     rng = torch.Generator().manual_seed(1)
     ids = {name: torch.randint(VOCAB, (n,), generator=rng) for name, n in LENGTHS.items()}
     expected = {name: model(tokens[None]).logits[0] for name, tokens in ids.items()}
-    return load(folder), {name: tokens.tolist() for name, tokens in ids.items()}, expected
+    return decoder, {name: tokens.tolist() for name, tokens in ids.items()}, expected
 
 
 def assert_equal(got, expected):

@@ -75,6 +75,16 @@ def _qwen3(**keys: Any) -> PreTrainedModel:
 MODELS = {
     "llama2": lambda: _llama(num_key_value_heads=4),
     "llama-tied": lambda: _llama(tie_word_embeddings=True),
+    # Nothing fills a vector: an odd width, heads of 10, 9 query heads to a KV head.
+    "llama-odd-sizes": lambda: _llama(
+        hidden_size=63,
+        intermediate_size=45,
+        head_dim=10,
+        num_attention_heads=9,
+        num_key_value_heads=1,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
     "llama-biases": lambda: _llama(attention_bias=True, mlp_bias=True),
     "llama3-rope": lambda: _llama(rope_parameters=dict(_LLAMA3)),
     "llama-linear-rope": lambda: _llama(
