@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any, Final
 
 import aiohttp
@@ -264,9 +264,20 @@ async def read_stream(gateway: Gateway, body: dict[str, Any]) -> None:
 # -- many at once ---------------------------------------------------------------------------------
 
 
-async def answer_by_fate(talk: Conversation) -> None:
-    """The prompt says what becomes of the request."""
-    fate = talk.generate.prompt.text or ""
+class Fates:
+    """A tokenizer service where the prompt says what becomes of the request. Those that wait have
+    a number, and an event for when they do."""
+
+    def __init__(self) -> None:
+        self.waiting: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def answer(self, talk: Conversation) -> None:
+        fate = talk.generate.prompt.text or ""
+        await answer_by_fate(talk, fate)
+        self.waiting[fate].set()
+
+
+async def answer_by_fate(talk: Conversation, fate: str) -> None:
     if fate == "refused":
         talk.fail(RequestError("too long", code="context_length_exceeded"))
         return
@@ -286,17 +297,15 @@ async def answer_by_fate(talk: Conversation) -> None:
     # "hang-up" waits for its client to go, "lost service" for the loss
 
 
-async def leave_early(gateway: Gateway, *, stream: bool) -> None:
+async def leave_early(gateway: Gateway, fates: Fates, number: int, *, stream: bool) -> None:
     """A client that goes away while its answer is generated."""
+    fate = f"hang-up {number}{stream}"
     async with aiohttp.ClientSession() as session:
-        body = {"prompt": "hang-up", "stream": stream}
+        body = {"prompt": fate, "stream": stream}
         asking = asyncio.create_task(session.post(gateway.url + COMPLETIONS, json=body))
+        await fates.waiting[fate].wait()
         if stream:
-            response = await asking
-            await response.content.readline()
-            response.close()
-        else:
-            await asyncio.wait({asking}, timeout=0.2)
+            (await asking).close()
         asking.cancel()
         with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError):
             await asking
@@ -337,19 +346,18 @@ async def until_idle(gateway: Gateway) -> Scrape:
 async def test_hundreds_of_requests_of_all_fates_add_up_during_load_and_after(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:
-    tokenizer.script = answer_by_fate
-    done = asyncio.Event()
+    fates, done = Fates(), asyncio.Event()
+    tokenizer.script = fates.answer
     scraping = asyncio.create_task(reconciled_until(gateway, done))
-    kinds: list[Callable[[], Awaitable[None]]] = [
-        partial(ask_badly, gateway),
-        *(partial(leave_early, gateway, stream=stream) for stream in (False, True)),
-    ]
-    for fate in ENDS:
-        kinds += [partial(ask, gateway, fate, stream=stream) for stream in (False, True)]
-    losing = asyncio.gather(
-        *(ask(gateway, "lost service", stream=s) for s in (False, True) for _ in range(ROUNDS))
-    )
-    await asyncio.gather(*(kind() for kind in kinds for _ in range(ROUNDS)))
+    lost = [f"lost service {number}" for number in range(2 * ROUNDS)]
+    losing = asyncio.gather(*(ask(gateway, fate, stream=fate[-1] in "02468") for fate in lost))
+    clients = [ask_badly(gateway) for _ in range(ROUNDS)]
+    for number, stream in product(range(ROUNDS), (False, True)):
+        clients += [ask(gateway, fate, stream=stream) for fate in ENDS]
+        clients.append(leave_early(gateway, fates, number, stream=stream))
+    await asyncio.gather(*clients)
+    for fate in lost:
+        await fates.waiting[fate].wait()
     await tokenizer.hang_up()
     await losing
     done.set()

@@ -9,7 +9,7 @@ from scheduler_helpers import OWNER, Driver, expected_answer, make_capacity, mak
 from worker_model import EOS, EPOCH
 
 from pagemesh.scheduler_svc.errors import InvariantError
-from pagemesh.shared.engine_messages import StepResult
+from pagemesh.shared.engine_messages import Started, StepResult
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.wire import pack_ids, unpack_ids
 
@@ -362,3 +362,20 @@ def test_time_comes_in_as_an_argument() -> None:
         engine.apply(result, now_s)
         assert engine.step_age_s(15.0) == (2.0 if driver.pending else 0.0)
     assert engine.idle_for_s(16.0) == 2.0
+
+
+def test_a_start_tells_the_wait_for_the_first_step_and_the_time_to_the_first_token() -> None:
+    driver = Driver(run_ahead_depth=1)
+    driver.engine.submit(OWNER, make_submit(1, PROMPT, max_tokens=2), 10.0)
+    starts: list[Started] = []
+    for planned_s in (12.0, 14.0):
+        step = driver.engine.plan(planned_s)
+        assert step is not None
+        result = driver.worker.execute(step)
+        assert isinstance(result, StepResult)
+        frames = driver.engine.apply(result._replace(inside_s=0.25), planned_s + 1)
+        starts += frames[OWNER].started
+    assert starts == [Started(1, 0, queue_s=2.0, prefill_s=1.0)]
+    steps = driver.engine.stats().steps
+    assert (steps.round_trip_s.total, steps.worker_s.total, steps.link_s.total) == (2.0, 0.5, 1.5)
+    assert steps.tokens.total == len(PROMPT) + 1

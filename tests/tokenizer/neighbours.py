@@ -13,7 +13,16 @@ from aiohttp.test_utils import TestServer
 
 from pagemesh.shared.engine_messages import End, Submit
 from pagemesh.shared.link import LINK_PATH, Link, accept, dial
-from pagemesh.shared.messages import Accepted, Delta, Deltas, Engines, EngineStatus, Failed, Hello
+from pagemesh.shared.messages import (
+    Accepted,
+    Begun,
+    Delta,
+    Deltas,
+    Engines,
+    EngineStatus,
+    Failed,
+    Hello,
+)
 from pagemesh.shared.registry import Instance, Registry
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
@@ -88,6 +97,7 @@ class ScriptedGateway:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.engines: asyncio.Queue[Engines] = asyncio.Queue()
+        self.begun: list[Begun] = []
         self._heard: dict[str, asyncio.Queue[Message]] = {}
         self._reader = asyncio.create_task(self._read())
 
@@ -142,6 +152,7 @@ class ScriptedGateway:
             if isinstance(message, Engines):
                 self.engines.put_nowait(message)
             elif isinstance(message, Deltas):
+                self.begun += message.begun
                 for row in message.rows:
                     self._queue(row.request_id).put_nowait(row)
             else:

@@ -10,8 +10,9 @@ from prometheus_client import generate_latest
 from scripts import generate, status_of, text_of, tokens
 from structlog.testing import capture_logs
 
-from pagemesh.shared.engine_messages import Ended
+from pagemesh.shared.engine_messages import Ended, Started
 from pagemesh.shared.messages import (
+    Begun,
     Cancel,
     Detokenize,
     Detokenized,
@@ -96,6 +97,31 @@ async def test_tokenize_and_detokenize(
     assert answer.max_model_len == card.max_model_len
     gateway.ask(Detokenize("t2", "small", answer.token_ids))
     assert await gateway.next("t2") == Detokenized("t2", "Hello 😀")
+
+
+async def test_choices_that_end_in_one_frame_all_say_so(
+    gateway: ScriptedGateway, scheduler: ScriptedScheduler
+) -> None:
+    submits = [await placed(gateway, scheduler, generate(n=3))]
+    submits += [await scheduler.submits.get() for _ in range(2)]
+    rows = {submit.key: [5] for submit in submits}
+    ended = [Ended(submit.key, "length") for submit in submits]
+    scheduler.send(tokens(rows, ended=ended))
+    deltas = [await gateway.delta("r1") for _ in submits]
+    assert {delta.choice: delta.finish_reason for delta in deltas} == dict.fromkeys(
+        range(3), "length"
+    )
+    await idle(gateway)
+    assert gateway.is_silent("r1")
+
+
+async def test_what_an_engine_says_of_a_start_goes_up_before_the_first_token(
+    gateway: ScriptedGateway, scheduler: ScriptedScheduler
+) -> None:
+    submit = await placed(gateway, scheduler, generate())
+    scheduler.send(tokens({submit.key: [5]}, started=[Started(submit.key, 3, 0.5, 0.25)]))
+    assert (await gateway.delta("r1")).cached_tokens == 3
+    assert gateway.begun == [Begun("r1", 0, "engine-1", 3, 0.5, 0.25)]
 
 
 # -- ending early ---------------------------------------------------------------------------------
