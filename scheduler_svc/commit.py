@@ -52,14 +52,14 @@ class StepWriter:
             base=base,
             n_rows=flight.n_rows,
             n_tokens=flight.n_tokens,
-            gone=pack_ids(self._residents.gone if base else []),
+            gone=_packed(self._residents.gone if base else []),
             new=new,
-            grown=pack_ids(grown if base else []),
-            copies=pack_ids(copies),
-            paused=pack_ids([request.slot for request in rows.paused]),
-            joined=pack_ids([request.slot for request in rows.joined]),
+            grown=_packed(grown if base else []),
+            copies=_packed(copies),
+            paused=_packed([request.slot for request in rows.paused]),
+            joined=_packed([request.slot for request in rows.joined]),
             chunks=_pack_chunks(flight.chunks),
-            sealed=pack_ids([block for block, _ in sealed]),
+            sealed=_packed([block for block, _ in sealed]),
             sealed_hashes=b"".join([content for _, content in sealed]),
         )
         self._residents.gone = []
@@ -118,8 +118,13 @@ def _advance_chunk(request: Request, n_tokens: int) -> Chunk:
     return Chunk(request, n_tokens, caught_up)
 
 
+def _packed(ids: list[int]) -> bytes:
+    """Most arrays of most frames are empty."""
+    return pack_ids(ids) if ids else b""
+
+
 def _pack_chunks(chunks: list[Chunk]) -> bytes:
-    return pack_ids([n for chunk in chunks for n in (chunk.request.slot, chunk.n_tokens)])
+    return _packed([n for chunk in chunks for n in (chunk.request.slot, chunk.n_tokens)])
 
 
 def _new_row(request: Request) -> NewRow:
