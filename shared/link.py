@@ -112,14 +112,14 @@ class Link:
         with contextlib.suppress(LinkClosed):
             while True:
                 await asyncio.sleep(period_s)
-                self.send(Echo(time.thread_time()))
+                self.send(Echo(time.monotonic()))
 
     def _on_echo(self, echo: Echo) -> None:
         if not echo.answered:
             with contextlib.suppress(LinkClosed):
                 self.send(echo._replace(answered=True))
         elif self._observe_round_trip_s is not None:
-            self._observe_round_trip_s(time.thread_time() - echo.sent_s)
+            self._observe_round_trip_s(time.monotonic() - echo.sent_s)
 
     async def _receive(self) -> bytes | None:
         """The next frame; None once the link has failed."""
