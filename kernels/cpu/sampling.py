@@ -19,7 +19,7 @@ from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.kernels.sample_rows import SamplingInputs
 
 _LAST_TAG: Final = 2**31 - 1
-_ROWS_ALONE: Final = 2
+_ROWS_ALONE: Final = 4
 """So few rows are done before another thread has woken."""
 
 

@@ -84,14 +84,14 @@ def count_tokens(logits, at, n, scale, floor):
 def masses(logits, at, n, scale, best, floor, higher):
     """The sums of exp(scaled - best) over the scaled logits of `floor` or more, and of those of
     `higher` or more; in float64, since a long tail of small probabilities drowns in float32."""
-    total, part = no_doubles(), no_doubles()
+    total, better = no_doubles(), no_doubles()
     for i in range(0, n, LANES):
         x = mul(load_or(logits, at + i, n - i, _NONE), splat(scale))
         if any_from(x, floor):
             weights = exp(sub(x, splat(best)))
             total = add_doubles(total, zero_below(weights, x, splat(floor)))
-            part = add_doubles(part, zero_below(weights, x, splat(higher)))
-    return sum_of_doubles(total), sum_of_doubles(part)
+            better = add_doubles(better, zero_below(weights, x, splat(higher)))
+    return sum_of_doubles(total), sum_of_doubles(better)
 
 
 @part
@@ -161,9 +161,9 @@ def draw_filtered(logits, at, n, top, params, key):
     floor = best + params.log_min_p
     if 0 < params.top_k < n:
         floor = max(floor, top_k_floor(logits, at, n, scale, best, params.top_k))
-    if params.top_p >= _ONE:
-        return draw(logits, at, n, scale, floor, key)
     token = draw(logits, at, n, scale, floor, key)
+    if params.top_p >= _ONE:
+        return token
     higher = next_up(logits[at + token] * scale)
     total, better = masses(logits, at, n, scale, best, floor, higher)
     while better >= np.float64(params.top_p) * total:
