@@ -7,10 +7,14 @@ the socket brings, the least a client can do; `aiohttp` reads as applications do
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 import sys
 import time
 from array import array
-from typing import Final, Literal, cast
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -19,6 +23,7 @@ import uvloop
 
 END: Final = b"\n\n"
 NEWLINE: Final = END[0]
+READ_BYTES: Final = 65536
 PROMPT: Final = "Once upon a time there was a mesh of"
 
 
@@ -90,41 +95,45 @@ class TimedStream(Stream):
         return ended
 
 
-class RawReader(asyncio.Protocol):
-    """One request on a connection of its own, which the server closes after the answer."""
+def read_raw(load: Load, streams: Sequence[Stream]) -> None:
+    """Each request on a connection of its own, which the server closes after the answer."""
+    reading = {}
+    with select.epoll() as epoll, ExitStack() as stack:
+        for stream in streams:
+            connection = stack.enter_context(ask(load))
+            reading[connection.fileno()] = connection, stream
+            epoll.register(connection, select.EPOLLIN)
+        while reading:
+            for fd, _ in epoll.poll():
+                connection, stream = reading[fd]
+                if data := connection.recv(READ_BYTES):
+                    stream.feed(data)
+                else:
+                    stream.close()
+                    epoll.unregister(fd)
+                    del reading[fd]
 
-    def __init__(self, request: bytes, stream: Stream, done: asyncio.Future[None]) -> None:
-        self._request, self._stream, self._done = request, stream, done
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        cast(asyncio.Transport, transport).write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self._stream.feed(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stream.close()
-        if exc is None:
-            self._done.set_result(None)
-        else:
-            self._done.set_exception(exc)
-
-
-async def read_raw(load: Load, stream: Stream) -> None:
+def ask(load: Load) -> socket.socket:
     address, body = urlsplit(load.url), load.body()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    await loop.create_connection(
-        lambda: RawReader(head.encode() + body, stream, done), address.hostname, address.port
-    )
-    await done
+    connection = socket.create_connection((address.hostname, address.port))
+    connection.sendall(head.encode() + body)
+    return connection
 
 
-async def read_with_aiohttp(load: Load, stream: Stream, session: aiohttp.ClientSession) -> None:
+async def read_with_aiohttp(load: Load, streams: Sequence[Stream]) -> None:
+    """All requests on one session, as applications do."""
+    timeout = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        await asyncio.gather(*(read_one(load, stream, session) for stream in streams))
+
+
+async def read_one(load: Load, stream: Stream, session: aiohttp.ClientSession) -> None:
     headers = {"Content-Type": "application/json"}
     url = f"{load.url}/v1/completions"
     async with session.post(url, data=load.body(), headers=headers) as answer:
@@ -134,24 +143,21 @@ async def read_with_aiohttp(load: Load, stream: Stream, session: aiohttp.ClientS
     stream.close()
 
 
-async def run(load: Load) -> Counts:
+def run(load: Load) -> Counts:
     timed = load.streams == 1
     streams = [TimedStream() if timed else Stream() for _ in range(load.streams)]
-    timeout = aiohttp.ClientTimeout(total=None)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        if load.reader == "raw":
-            reading = [read_raw(load, stream) for stream in streams]
-        else:
-            reading = [read_with_aiohttp(load, stream, session) for stream in streams]
-        await asyncio.gather(*reading)
+    started_s = time.process_time()
+    if load.reader == "raw":
+        read_raw(load, streams)
+    else:
+        uvloop.run(read_with_aiohttp(load, streams))
     for stream in streams:
         assert stream.status.endswith(b"200"), stream.status
     return Counts(
         events=sum(stream.text_events for stream in streams),
         first_s=min(stream.first_s for stream in streams),
         last_s=max(stream.last_s for stream in streams),
-        cpu_s=time.process_time(),
+        cpu_s=time.process_time() - started_s,
         event_s=[
             t for stream in streams if isinstance(stream, TimedStream) for t in stream.event_s[:-1]
         ],
@@ -160,10 +166,7 @@ async def run(load: Load) -> Counts:
 
 def main() -> None:
     load = msgspec.json.decode(sys.argv[1], type=Load)
-    started_s = time.process_time()
-    counts: Counts = uvloop.run(run(load))
-    counts.cpu_s -= started_s
-    print(msgspec.json.encode(counts).decode())
+    print(msgspec.json.encode(run(load)).decode())
 
 
 if __name__ == "__main__":
