@@ -116,24 +116,37 @@ class ChoiceTiming:
     """When the tokens of one choice came, and to whom that counts. All times are seconds of one
     monotonic clock; what an engine says of itself are differences on its own."""
 
-    __slots__ = ("_arrived_s", "_begun", "_first_s", "_last_s", "_model", "engine_id", "n_tokens")
+    __slots__ = (
+        "_arrived_s",
+        "_begun",
+        "_first_s",
+        "_last_s",
+        "_model",
+        "_tally",
+        "engine_id",
+        "n_tokens",
+    )
 
     def __init__(self, model: ModelTally, arrived_s: float) -> None:
         self._model = model
         self._arrived_s = arrived_s
         self._first_s = self._last_s = arrived_s
         self._begun: Begun | None = None
+        self._tally: EngineTally | None = None
         self.engine_id = NO_ENGINE
         self.n_tokens = 0
 
     @property
     def tally(self) -> EngineTally:
-        return self._model.engine(self.engine_id)
+        """That of `engine_id`. Not asked for before something is counted, lest NO_ENGINE be shown."""
+        if self._tally is None:
+            self._tally = self._model.engine(self.engine_id)
+        return self._tally
 
     def begin(self, begun: Begun) -> None:
         """An engine has a first token. After a resume the phases of the first engine count; what
         the next ones need is part of the decoding, as after a preemption."""
-        self.engine_id = begun.engine_id
+        self.engine_id, self._tally = begun.engine_id, None
         if self._begun is None:
             self._begun = begun
 
@@ -141,7 +154,7 @@ class ChoiceTiming:
         """Tokens that were merged on the way share their gap evenly."""
         if n_tokens == 0:
             return
-        tally = self.tally
+        tally = self._tally or self.tally
         tally.generation_tokens += n_tokens
         if self.n_tokens:
             tally.token_gap_s.observe((now_s - self._last_s) / n_tokens, n_tokens)

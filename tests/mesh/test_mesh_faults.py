@@ -21,6 +21,7 @@ from mesh_process import (
     starting_mesh,
     wait_until,
 )
+from metric_names import Scrape
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 # A worker that starts anew loads its model, here beside whatever else the machine does.
@@ -95,6 +96,10 @@ async def test_a_stream_outlives_the_kill_of(
             if len(pieces) == 3:
                 before.kill()
     assert "".join(pieces) == undisturbed
+    seen = Scrape.of(requests.get(f"{victim.base_url}/metrics", timeout=10).text)
+    assert seen.total("pagemesh_requests_in_flight") == 0
+    ended = seen.total("vllm:request_success_total")
+    assert seen.total("pagemesh_requests_received_total") == ended
     wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
     assert victim.child(service).pid != before.pid
 
