@@ -138,7 +138,7 @@ class ChoiceTiming:
 
     @property
     def tally(self) -> EngineTally:
-        """That of `engine_id`. Not asked for before something is counted, lest NO_ENGINE be shown."""
+        """That of `engine_id`, made when first something counts: NO_ENGINE is rarely needed."""
         if self._tally is None:
             self._tally = self._model.engine(self.engine_id)
         return self._tally

@@ -70,6 +70,13 @@ def test_the_mesh_recovers_from_the_kill_of(service: str, victim: MeshProcess) -
     assert victim.child(service).pid != before.pid
 
 
+def assert_all_ended(mesh: MeshProcess) -> None:
+    seen = Scrape.of(requests.get(f"{mesh.base_url}/metrics", timeout=10).text)
+    assert seen.total("pagemesh_requests_in_flight") == 0
+    ended = seen.total("vllm:request_success_total")
+    assert seen.total("pagemesh_requests_received_total") == ended
+
+
 @pytest.fixture(scope="module")
 def undisturbed(victim: MeshProcess) -> str:
     """What STORY gives when nothing happens."""
@@ -96,10 +103,7 @@ async def test_a_stream_outlives_the_kill_of(
             if len(pieces) == 3:
                 before.kill()
     assert "".join(pieces) == undisturbed
-    seen = Scrape.of(requests.get(f"{victim.base_url}/metrics", timeout=10).text)
-    assert seen.total("pagemesh_requests_in_flight") == 0
-    ended = seen.total("vllm:request_success_total")
-    assert seen.total("pagemesh_requests_received_total") == ended
+    assert_all_ended(victim)
     wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
     assert victim.child(service).pid != before.pid
 
