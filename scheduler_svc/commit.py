@@ -102,10 +102,13 @@ class StepWriter:
 
     def _advance(self, schedule: Schedule, now_s: float) -> InFlight:
         """Rows of one token first. A row that catches up gets a token on the worker."""
-        decodes = schedule.rows.decodes
+        decodes, due = schedule.rows.decodes, []
         for request in decodes:
-            request.computed += 1
+            request.computed = computed = request.computed + 1
             request.length += 1
+            if computed >= request.due_at:
+                due.append(request)
+        self._residents.due = due
         prefills = [*schedule.rows.chunks, *((a.request, a.n_tokens) for a in schedule.admissions)]
         prefills.sort(key=lambda row: row[1] > 1)
         return InFlight(self.step, decodes, [_advance_chunk(*row) for row in prefills], now_s)

@@ -70,7 +70,8 @@ def plan_step(
 ) -> Schedule:
     """Plan one step. Results of steps up to `landed_step` have arrived."""
     blocks = residents.blocks
-    rows = plan_running(residents.decoding, residents.off_order.values(), limits)
+    decoding, due = residents.decoding, residents.due
+    rows = plan_running(decoding, due, residents.off_order.values(), limits)
     if len(rows.growing) > blocks.free:
         rows, preempted = make_room(residents, limits)
         return Schedule(rows, preempted, [])
@@ -78,12 +79,15 @@ def plan_step(
     return Schedule(rows, [], planner.plan(waiting, landed_step))
 
 
-def plan_running(decoding: list[Request], off_order: Iterable[Request], limits: Limits) -> Rows:
+def plan_running(
+    decoding: list[Request], due: list[Request], off_order: Iterable[Request], limits: Limits
+) -> Rows:
     """Every decode that the budget holds, then prefill chunks with what is left of it.
 
-    `decoding` is the decode order of the last step, `off_order` whoever else runs.
+    `decoding` is the decode order of the last step, `due` those of it that may not just go on,
+    `off_order` whoever else runs.
     """
-    decodes, growing, paused = _go_on(decoding)
+    decodes, growing, paused = _go_on(decoding, due)
     joined, prefills = _caught_up(off_order)
     # Those left out wait for the end of earlier ones only: nobody enters beside them.
     del joined[limits.budget_tokens - len(decodes) :]
@@ -94,10 +98,11 @@ def plan_running(decoding: list[Request], off_order: Iterable[Request], limits: 
     return Rows(decodes, joined, paused, chunks, growing, budget)
 
 
-def _go_on(decoding: list[Request]) -> tuple[list[Request], list[Request], list[Request]]:
+def _go_on(
+    decoding: list[Request], due: list[Request]
+) -> tuple[list[Request], list[Request], list[Request]]:
     """Who decodes on, which of them need a block, and who pauses: the last token of those is on
     its way. The list itself if everyone decodes on."""
-    due = [request for request in decoding if request.computed >= request.due_at]
     running = [request for request in due if request.status is Status.RUNNING]
     growing = [request for request in running if request.computed < request.plan_limit - 1]
     if len(growing) == len(due):
@@ -141,8 +146,9 @@ def make_room(residents: Residents, limits: Limits) -> tuple[Rows, list[Request]
     while len(stay) > 1:
         preempted.append(stay.pop())
         on = [request for request in residents.decoding if request not in preempted]
+        due = [request for request in residents.due if request not in preempted]
         off = [request for request in off_order.values() if request not in preempted]
-        rows = plan_running(on, off, limits)
+        rows = plan_running(on, due, off, limits)
         free = blocks.free + blocks.gain([request.blocks for request in preempted])
         if len(rows.growing) <= free:
             return rows, preempted

@@ -164,8 +164,7 @@ class Request:
         self.room_tokens = 0
         """Tokens `blocks` have room for."""
         self.due_at = 0
-        """`computed` at which a decoding request needs a block, or its last token is on its way.
-        0 once it has left."""
+        """`computed` at which a decoding request needs a block, or its last token is on its way."""
         self.published = 0
         self.publish_at = NEVER
         """Confirmed tokens at which the next block is full."""

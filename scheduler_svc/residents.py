@@ -24,6 +24,8 @@ class Residents:
         """Slots given up since the last step: the worker has yet to hear of them."""
         self.decoding: list[Request] = []
         """Rows of one token in the last step; some may have left since. Replaced, never changed."""
+        self.due: list[Request] = []
+        """Those of `decoding` that left, need a block, or have their last token on its way."""
         self.off_order: dict[int, Request] = {}
         """By slot, in the order of admission or of leaving the decode order."""
         self._block_tokens = block_tokens
@@ -61,7 +63,7 @@ class Residents:
 
     def forget_order(self) -> None:
         """The worker's batch is empty; whoever decodes enters its order anew."""
-        self.decoding = []
+        self.decoding, self.due = [], []
         self.off_order = dict(self.running)
 
     def evict(self, request: Request) -> None:
@@ -70,9 +72,9 @@ class Residents:
             return
         slot, blocks = request.slot, request.blocks
         request.slot, request.blocks = -1, []
-        request.due_at = 0
         del self.running[slot]
-        self.off_order.pop(slot, None)
+        if self.off_order.pop(slot, None) is None:
+            self.due.append(request)
         self._free_slots.append(slot)
         self.gone.append(slot)
         self.blocks.release(blocks)
