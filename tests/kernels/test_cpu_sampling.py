@@ -224,6 +224,14 @@ def test_a_row_does_not_depend_on_the_rows_and_threads_beside_it(team):
         assert all(torch.equal(a[0], b[row]) for a, b in zip(score, scores, strict=True))
 
 
+def test_a_batch_of_all_kinds_gives_what_the_reference_gives(team):
+    logits, inputs = mixed_batch(41, 3001)
+    expected, finite = sample_rows(logits.clone(), inputs)
+    tokens, kernels_finite = CpuSampling(team).sample_rows(logits, inputs)
+    assert torch.equal(tokens, expected)
+    assert np.array_equal(kernels_finite, finite)
+
+
 def test_scores_of_rows_that_are_not_finite_are_those_of_zeros(team):
     logits, _ = mixed_batch(15, 100)
     rows = torch.arange(15)
