@@ -21,7 +21,7 @@ from pagemesh.gateway.openai.live import LiveStream
 from pagemesh.shared import link
 from pagemesh.shared.engine_messages import StepResult, Tokens
 from pagemesh.shared.messages import Deltas
-from pagemesh.shared.wire import Message, unpack_ids
+from pagemesh.shared.wire import Message, decode, encode, unpack_ids
 
 FOLDER: Final = "MESH_BENCH_TRACE"
 WRITES: Final = "writes"
@@ -61,8 +61,6 @@ def installed_probe(service: str) -> Iterator[Probe]:
 
 
 def _watch_links(probe: Probe) -> None:
-    encode, decode = link.encode, link.decode
-
     def noted_encode(message: Message) -> bytes:
         probe.note(f"sends {type(message).__name__}", tokens_in(message))
         return encode(message)
