@@ -13,10 +13,16 @@ from pagemesh.kernels.cpu.attention import scratch_elements
 from pagemesh.kernels.cpu.program import OP, Dims, Pages, Rows, Space, Weights, begin, run
 from pagemesh.kernels.cpu.sync import phase_words
 from pagemesh.kernels.cpu.team import Team
-from pagemesh.kernels.cpu.tile import PANEL, inputs_at_once
+from pagemesh.kernels.cpu.tile import PANEL
 from pagemesh.worker_svc.models.packing import as_bits
 
 EPS = 1e-3
+_POOL_BESIDE = {
+    "float32": torch.float32,
+    "uint16": torch.bfloat16,
+    "int16": torch.float16,
+    "int8": torch.bfloat16,
+}
 TEAMS = {n: Team(n) for n in (1, 2, 3)}
 
 
@@ -68,8 +74,7 @@ def compute(
     """Run one operation on the float32 `buffers` (and `logits`, `pool`) in place."""
     weights = weights or weights_of()
     if pool is None:  # of the type it has beside these weights, so that no kernel is compiled anew
-        stored = {2: torch.bfloat16, 1: torch.float32}[inputs_at_once(weights.matrices.dtype)]
-        pool = torch.empty(0, dtype=stored)
+        pool = torch.empty(0, dtype=_POOL_BESIDE[weights.matrices.dtype.name])
     group = shape.n_heads // shape.n_kv_heads
     most = max(matmul.SCRATCH_ELEMENTS, scratch_elements(group, shape.head_dim))
     scratch = np.full(n_threads * most, np.nan, np.float32)

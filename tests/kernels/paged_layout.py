@@ -46,12 +46,13 @@ def random_batch(
     dtype: torch.dtype = torch.float32,
 ) -> Batch:
     """`rows`: (query tokens, context tokens). Pages are scattered over a pool of NaN, and unused
-    columns of the block tables point at a page of NaN too."""
-    rng = torch.Generator().manual_seed(seed)
+    columns of the block tables point at a page of NaN too. The numbers do not depend on the size
+    of pages."""
+    rng, pages = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     spans = [-(-context // shape.block_tokens) for _, context in rows]
     width = max([1, *spans]) + 2
     num_blocks = sum(spans) + 3
-    free = (torch.randperm(num_blocks - 1, generator=rng) + 1).tolist()
+    free = (torch.randperm(num_blocks - 1, generator=pages) + 1).tolist()
     stray = free.pop()
     pool_shape = (num_blocks, shape.n_kv_heads, shape.block_tokens, shape.head_dim)
     k_cache, v_cache = (torch.full(pool_shape, torch.nan, dtype=dtype) for _ in range(2))
