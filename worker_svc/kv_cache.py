@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from pagemesh.kernels.cpu.memory import zeros
 
 
 class KVCache:
@@ -25,7 +29,7 @@ class KVCache:
         device: torch.device | str,
     ) -> None:
         shape = (n_layers, 2, num_blocks, n_kv_heads, block_tokens, head_dim)
-        self.pool = torch.zeros(shape, dtype=dtype, device=device)
+        self.pool = _zeros(shape, dtype, torch.device(device))
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self.k: list[Tensor] = [layer[0] for layer in self.pool]
@@ -43,3 +47,11 @@ class KVCache:
         n_layers: int, block_tokens: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> int:
         return 2 * n_layers * block_tokens * n_kv_heads * head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU, pages that no request has used take no memory yet."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    n_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(zeros(n_bytes, "u1")).view(dtype).view(shape)

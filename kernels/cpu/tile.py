@@ -49,15 +49,20 @@ def inputs_at_once(stored: Any) -> int:
     return 2 if stored in (types.uint16, np.dtype(np.uint16)) else 1
 
 
-def packed(matrix: NDArray[Any]) -> NDArray[Any]:
-    """The panels of a matrix [n, k], one-dimensional; n is filled up with zero rows, and k with a
-    zero column if it is odd and stored as bfloat16 (uint16)."""
+def pack(matrix: NDArray[Any], panels: NDArray[Any]) -> None:
+    """Write a matrix [n, k] as panels, an array [⌈n / PANEL⌉, panel_elements]. Rows past n become
+    zeros; so does a column past k, if k is odd and stored as bfloat16 (uint16)."""
     n, k = matrix.shape
-    pair = inputs_at_once(matrix.dtype)
-    padded = np.zeros((-(-n // PANEL) * PANEL, -(-k // pair) * pair), matrix.dtype)
-    padded[:n, :k] = matrix
-    panels = padded.reshape(-1, PANEL, padded.shape[1] // pair, pair)
-    return panels.transpose(0, 2, 1, 3).reshape(-1)
+    if inputs_at_once(matrix.dtype) == 2:
+        matrix = np.pad(matrix, ((0, 0), (0, 1))) if k % 2 else np.ascontiguousarray(matrix)
+        matrix, panels = matrix.view(np.uint32), panels.view(np.uint32)
+    by_input = panels.reshape(len(panels), -1, PANEL)
+    whole = n // PANEL
+    rows = matrix[: whole * PANEL].reshape(whole, PANEL, matrix.shape[1])
+    by_input[:whole] = rows.transpose(0, 2, 1)
+    if n % PANEL:
+        by_input[whole] = 0
+        by_input[whole, :, : n % PANEL] = matrix[whole * PANEL :].T
 
 
 def panel_elements(k: int, stored: Any) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pagemesh.kernels.cpu import matmul
 from pagemesh.kernels.cpu.attention import query_tokens
 from pagemesh.kernels.cpu.attention import scratch_elements as attention_scratch
+from pagemesh.kernels.cpu.memory import zeros
 from pagemesh.kernels.cpu.program import Dims, Pages, Rows, Space, begin, run
 from pagemesh.kernels.cpu.sync import phase_words
 from pagemesh.kernels.cpu.team import Team
@@ -52,8 +53,8 @@ class CPUDecoder:
         )
         self._words = phase_words(len(self._plan.body))
         self._tag = 0
-        self._logits = _floats(0)
-        self._scratch = _floats(team.n_threads * _scratch_elements(config))
+        self._logits = zeros(0, np.float32)
+        self._scratch = zeros(team.n_threads * _scratch_elements(config), np.float32)
         self._no_rows = _no_rows()
         kv_dtype = torch.float32 if dtype is torch.float32 else decoder.embedding.dtype
         self._no_pages = Pages(as_bits(torch.empty(0, dtype=kv_dtype)), 0, 1)
@@ -87,7 +88,7 @@ class CPUDecoder:
         n, vocab_tokens = len(hidden), self.config.vocab_size
         self._reserve(n)
         if len(self._logits) < n * vocab_tokens:
-            self._logits = _floats(n * vocab_tokens)
+            self._logits = zeros(n * vocab_tokens, np.float32)
         self._region(self._plan.picked, n).copy_(hidden)
         self._launch(self._head, n, self._no_pages, self._no_rows)
         return torch.from_numpy(self._logits[: n * vocab_tokens]).view(n, vocab_tokens)
@@ -124,8 +125,8 @@ class CPUDecoder:
         if rows <= self._capacity_rows:
             return
         self._capacity_rows = max(rows, 2 * self._capacity_rows, _FEWEST_ROWS)
-        self._buffers = _floats(self._capacity_rows * self._plan.row_elements)
-        self._buffers.fill(0)  # the padding of each region must be finite
+        # Zeros: the padding of each region is read and must be finite.
+        self._buffers = zeros(self._capacity_rows * self._plan.row_elements, np.float32)
         self._body = placed(self._plan.body, self._capacity_rows)
         self._head = placed(self._plan.head, self._capacity_rows)
 
@@ -133,11 +134,6 @@ class CPUDecoder:
         first = region.column * self._capacity_rows
         part = self._buffers[first : first + rows * region.width].reshape(rows, region.width)
         return torch.from_numpy(part)[:, : self.config.hidden_size]
-
-
-def _floats(elements: int) -> NDArray[np.float32]:
-    """Memory of torch, which begins at a cache line: numpy's would split every vector in two."""
-    return torch.empty(elements, dtype=torch.float32).numpy()
 
 
 def _scratch_elements(config: DecoderConfig) -> int:

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagemesh.kernels.cpu.memory import zeros
 from pagemesh.kernels.cpu.program import Weights
-from pagemesh.kernels.cpu.tile import PANEL, inputs_at_once, packed, panel_elements
+from pagemesh.kernels.cpu.tile import PANEL, inputs_at_once, pack, panel_elements
 
 # How kernels see each dtype: numpy has no bfloat16, numba no float16, so both travel as bits.
 _BITS: Final[dict[torch.dtype, np.dtype[Any]]] = {
@@ -51,7 +52,7 @@ class Packer:
 
     def __init__(self, elements: int, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._matrices = as_bits(torch.empty(elements, dtype=dtype))
+        self._matrices = zeros(elements, _BITS[dtype])
         self._used = 0
         self._constants: list[NDArray[np.float32]] = []
         self._n_constants = 0
@@ -86,10 +87,11 @@ class Packer:
         n, k = parts[0].shape
         stored, scales = zip(*map(self._stored, parts), strict=True)
         per_panel = panel_elements(k, _BITS[self._dtype])
-        panels = np.stack([packed(part).reshape(-1, per_panel) for part in stored], axis=1)
-        first = self._used
-        self._used += panels.size
-        self._matrices[first : self._used] = panels.ravel()
+        first, n_panels = self._used, -(-n // PANEL)
+        self._used += n_panels * len(parts) * per_panel
+        panels = self._matrices[first : self._used].reshape(n_panels, len(parts), per_panel)
+        for index, part in enumerate(stored):
+            pack(part, panels[:, index])
         return Matrix(first, self._by_panel(scales), self._by_panel(biases), n, k, per_panel)
 
     def _stored(self, part: Tensor) -> tuple[NDArray[Any], Tensor | None]:
