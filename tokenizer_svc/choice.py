@@ -59,7 +59,10 @@ class Choice:
         if self._seeks_stops or not self._stop_ids.isdisjoint(token_ids):
             return self._push_watching(token_ids)
         self.generated.extend(token_ids)
-        return "".join(map(self._decoder.push, token_ids)), len(token_ids)
+        push = self._decoder.push
+        if len(token_ids) == 1:  # as almost always
+            return push(token_ids[0]), 1
+        return "".join(map(push, token_ids)), len(token_ids)
 
     def _push_watching(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """`push` where any id may end the choice."""
