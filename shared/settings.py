@@ -51,7 +51,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = "auto"
     quantization: Annotated[
         Literal["none", "int8"],
-        _meta("int8: keep the weights as 8-bit integers, a scale for each output (CPU)"),
+        _meta("Keep the weights as 8-bit integers, with a scale for each output (CPU only)"),
     ] = "none"
     max_model_len: Annotated[
         Count | None,

@@ -169,7 +169,7 @@ def warm_up(runner: Runner) -> None:
         ids=pack_ids([first]),
         n_prompt=1,
         seed=0,
-        params=SamplingParams(temperature=0.0),
+        params=SamplingParams(temperature=0.0, logprobs=1),
         blocks=pack_ids([1]),
         computed=0,
     )

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from pagemesh.kernels.cpu.jit import LANES, inlined, part
+from pagemesh.kernels.cpu.page_tile import PAGE_COLUMNS, add_values, score_keys
 from pagemesh.kernels.cpu.simd import (
     add,
     exp,
@@ -74,24 +75,33 @@ def attend(
         scratch[best + r], scratch[weight + r] = _NEVER, _ZERO
         for c in range(0, wide, LANES):
             store(scratch, total + r * wide + c, LANES, splat(_ZERO))
+    in_place = count == 1 and block_tokens % LANES == 0 and head_dim % PAGE_COLUMNS == 0
     oldest = max(0, first - window + 1) if window else 0
     for tile in range(oldest // TILE_KEYS * TILE_KEYS, first + count, TILE_KEYS):
         n_keys = min(TILE_KEYS, first + count - tile)
-        _load_keys(pool, k_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
-                   scratch, keys)  # fmt: skip
-        for p in range(0, n_keys, PANEL):
-            product(scratch, scores + p, TILE_KEYS, scratch, q, head_dim, scratch,
-                    keys + p * head_dim, head_dim, rows)  # fmt: skip
+        if in_place:
+            _score_pages(pool, k_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
+                         scratch, q, scores, rows)  # fmt: skip
+        else:
+            _load_keys(pool, k_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
+                       scratch, keys)  # fmt: skip
+            for p in range(0, n_keys, PANEL):
+                product(scratch, scores + p, TILE_KEYS, scratch, q, head_dim, scratch,
+                        keys + p * head_dim, head_dim, rows)  # fmt: skip
         for r in range(rows):
             position = first + r // group
             low = position - window + 1 - tile if window else 0
             _softmax(scratch, scores + r * TILE_KEYS, low, min(n_keys, position + 1 - tile),
                      best + r, weight + r, total + r * wide, wide)  # fmt: skip
-        _load_values(pool, v_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
-                     scratch, values)  # fmt: skip
-        for p in range(0, wide, PANEL):
-            add_product(scratch, total + p, wide, scratch, scores, TILE_KEYS, scratch,
-                        values + p * TILE_KEYS, n_keys, rows)  # fmt: skip
+        if in_place:
+            _mix_pages(pool, v_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
+                       scratch, scores, total, rows)  # fmt: skip
+        else:
+            _load_values(pool, v_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
+                         scratch, values)  # fmt: skip
+            for p in range(0, wide, PANEL):
+                add_product(scratch, total + p, wide, scratch, scores, TILE_KEYS, scratch,
+                            values + p * TILE_KEYS, n_keys, rows)  # fmt: skip
     for r in range(rows):
         share = splat(_ONE / scratch[weight + r])
         to = out_at + r // group * out_stride + r % group * head_dim
@@ -108,6 +118,45 @@ def _load_queries(x, x_at, x_stride, count, group, head_dim, scale, scratch, q):
             left = group * head_dim - c
             lanes = mul(load(x, x_at + i * x_stride + c, left), factor)
             store(scratch, q + i * group * head_dim + c, left, lanes)
+
+
+@inlined
+def _score_pages(
+    pool, pages, stride, table, block_tokens, head_dim, tile, n_keys, scratch, q, scores, rows
+):
+    """Scores of a tile's keys; what stands behind the last is not a number that anyone may use."""
+    for c in range(0, n_keys, PAGE_COLUMNS):
+        first = pages + _key_at(tile + c, stride, table, block_tokens)
+        b1, b2, b3 = first, first, first
+        if c + LANES < n_keys:
+            b1 = pages + _key_at(tile + c + LANES, stride, table, block_tokens)
+        if c + 2 * LANES < n_keys:
+            b2 = pages + _key_at(tile + c + 2 * LANES, stride, table, block_tokens)
+        if c + 3 * LANES < n_keys:
+            b3 = pages + _key_at(tile + c + 3 * LANES, stride, table, block_tokens)
+        score_keys(scratch, scores + c, TILE_KEYS, scratch, q, head_dim, pool,
+                   first, b1, b2, b3, block_tokens, head_dim, rows)  # fmt: skip
+
+
+@inlined
+def _key_at(position, stride, table, block_tokens):
+    return table[position // block_tokens] * stride + position % block_tokens
+
+
+@inlined
+def _mix_pages(
+    pool, pages, stride, table, block_tokens, head_dim, tile, n_keys, scratch, scores, total, rows
+):
+    """Add a tile's values by their weights."""
+    j = 0
+    while j < n_keys:
+        block, offset = divmod(tile + j, block_tokens)
+        run = min(block_tokens - offset, n_keys - j)
+        page = pages + table[block] * stride + offset * head_dim
+        for c in range(0, head_dim, PAGE_COLUMNS):
+            add_values(scratch, total + c, head_dim, scratch, scores + j, TILE_KEYS,
+                       pool, page + c, head_dim, run, rows)  # fmt: skip
+        j += run
 
 
 @part

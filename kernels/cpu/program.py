@@ -15,7 +15,7 @@ from pagemesh.kernels.cpu.attention import attend
 from pagemesh.kernels.cpu.jit import inlined, kernel
 from pagemesh.kernels.cpu.matmul import matmul, matmul_items
 from pagemesh.kernels.cpu.rows import embed, rms_norm, rotate, store_key, store_value
-from pagemesh.kernels.cpu.sync import claim, finish, open_phases, wait
+from pagemesh.kernels.cpu.sync import claim, finish, wait
 from pagemesh.kernels.cpu.tile import PANEL
 
 EMBED: Final = 0
@@ -175,12 +175,6 @@ def _attend(op, item, dims, pages, rows, space, s):
         pages.block_tokens, space.scratch, s,
         space.buffers, op.out + token * op.out_stride + columns, op.out_stride,
     )  # fmt: skip
-
-
-@kernel
-def begin(words: NDArray[np.int64], phases: int, tag: int) -> None:
-    """Open a step for the threads (see sync.open_phases)."""
-    open_phases(words, phases, tag)
 
 
 @kernel

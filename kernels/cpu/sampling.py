@@ -13,12 +13,11 @@ from torch import Tensor
 from pagemesh.kernels.cpu.jit import kernel
 from pagemesh.kernels.cpu.sampling_noise import row_key
 from pagemesh.kernels.cpu.sampling_row import clear, draw_filtered, penalise, score, survey
-from pagemesh.kernels.cpu.sync import claim, finish, open_phases, phase_words, wait
+from pagemesh.kernels.cpu.sync import Steps, claim, finish, wait
 from pagemesh.kernels.cpu.team import Team
 from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.kernels.sample_rows import SamplingInputs
 
-_LAST_TAG: Final = 2**31 - 1
 _ROWS_ALONE: Final = 4
 """So few rows are done before another thread has woken."""
 
@@ -28,8 +27,7 @@ class CpuSampling:
 
     def __init__(self, team: Team | None = None) -> None:
         self._team = team
-        self._words = phase_words(1)
-        self._tag = 0
+        self._steps = Steps(1)
 
     def sample_rows(
         self, logits: Tensor, inputs: SamplingInputs
@@ -56,9 +54,7 @@ class CpuSampling:
 
     def _share(self, n_rows: int, share: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         """Call a kernel that computes a thread's share of the rows, on all threads."""
-        self._tag = tag = self._tag % _LAST_TAG + 1
-        words = self._words
-        _open(words, tag)
+        words, tag = self._steps.words, self._steps.open(1)
 
         def job(rank: int) -> None:
             share(rank, tag, words, n_rows, *arguments)
@@ -67,11 +63,6 @@ class CpuSampling:
             job(0)
         else:
             self._team.run(job)
-
-
-@kernel
-def _open(words: NDArray[np.int64], tag: int) -> None:
-    open_phases(words, 1, tag)
 
 
 @kernel

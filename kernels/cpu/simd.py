@@ -99,7 +99,7 @@ def narrow(builder: Any, value: Any, stored: Any) -> Any:
     return builder.trunc(builder.lshr(kept, repeat(I32S, 16)), I16S)
 
 
-_STORED: Final = {types.float32: F32S, types.int16: I16S, types.uint16: I16S, types.int8: I8S}
+STORED: Final = {types.float32: F32S, types.int16: I16S, types.uint16: I16S, types.int8: I8S}
 _NAMES: Final = {F32S: f"v{LANES}f32", I16S: f"v{LANES}i16", I8S: f"v{LANES}i8"}
 
 
@@ -127,7 +127,7 @@ def load(typing: Any, array: Any, index: Any, count: Any) -> Any:
     """Lanes array[index], array[index + 1] …; zero from `count` on, where memory is not read."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        raw, align = _STORED[array.dtype], array.dtype.bitwidth // 8
+        raw, align = STORED[array.dtype], array.dtype.bitwidth // 8
         pointer = element_pointer(context, builder, array, args[0], args[1])
         pointer = builder.bitcast(pointer, raw.as_pointer())
         with builder.if_else(_is_full(builder, args[2])) as (full, part):
@@ -151,7 +151,7 @@ def store(typing: Any, array: Any, index: Any, count: Any, value: Any) -> Any:
     """array[index], array[index + 1] … = the first `count` lanes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        raw, align = _STORED[array.dtype], array.dtype.bitwidth // 8
+        raw, align = STORED[array.dtype], array.dtype.bitwidth // 8
         pointer = element_pointer(context, builder, array, args[0], args[1])
         pointer = builder.bitcast(pointer, raw.as_pointer())
         lanes = narrow(builder, args[3], array.dtype)

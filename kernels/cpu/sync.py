@@ -16,13 +16,14 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from pagemesh.kernels.cpu.jit import inlined
+from pagemesh.kernels.cpu.jit import inlined, kernel
 from pagemesh.kernels.cpu.simd import I32, call, element_pointer
 
 WORDS_PER_PHASE: Final = 16
 """Two int64 words are used, each in a cache line of its own: the claim and the items done."""
 _DONE: Final = 8
 _INDEX_BITS: Final = 32
+_MOST_TAGS: Final = 2**31 - 1
 _SPINS: Final = 2000
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 
@@ -31,7 +32,21 @@ def phase_words(phases: int) -> NDArray[np.int64]:
     return np.zeros(phases * WORDS_PER_PHASE, np.int64)
 
 
-@inlined
+class Steps:
+    """Owner of the words of up to `most_phases` phases and of the tags of the steps."""
+
+    def __init__(self, most_phases: int) -> None:
+        self.words = phase_words(most_phases)
+        self._tag = 0
+
+    def open(self, phases: int) -> int:
+        """Begin a step of `phases` phases, before any thread does: its tag."""
+        self._tag = self._tag % _MOST_TAGS + 1
+        open_phases(self.words, phases, self._tag)
+        return self._tag
+
+
+@kernel
 def open_phases(words, phases, tag):
     """Before any thread begins the step `tag` (1 to 2**31 - 1, other than the last step's)."""
     for phase in range(phases):

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pagemesh.kernels.cpu import matmul
 from pagemesh.kernels.cpu.attention import scratch_elements
-from pagemesh.kernels.cpu.program import OP, Dims, Pages, Rows, Space, Weights, begin, run
-from pagemesh.kernels.cpu.sync import phase_words
+from pagemesh.kernels.cpu.program import OP, Dims, Pages, Rows, Space, Weights, run
+from pagemesh.kernels.cpu.sync import open_phases, phase_words
 from pagemesh.kernels.cpu.team import Team
 from pagemesh.kernels.cpu.tile import PANEL
 from pagemesh.worker_svc.models.packing import as_bits
@@ -84,7 +84,7 @@ def compute(
         scratch,
     )
     words = phase_words(1)
-    begin(words, 1, 1)
+    open_phases(words, 1, 1)
     pages = Pages(as_bits(pool).reshape(-1), num_blocks, block_tokens)
     rows = rows or no_rows()
     TEAMS[n_threads].run(

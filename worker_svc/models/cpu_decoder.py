@@ -13,8 +13,8 @@ from pagemesh.kernels.cpu import matmul
 from pagemesh.kernels.cpu.attention import query_tokens
 from pagemesh.kernels.cpu.attention import scratch_elements as attention_scratch
 from pagemesh.kernels.cpu.memory import zeros
-from pagemesh.kernels.cpu.program import Dims, Pages, Rows, Space, begin, run
-from pagemesh.kernels.cpu.sync import phase_words
+from pagemesh.kernels.cpu.program import Dims, Pages, Rows, Space, run
+from pagemesh.kernels.cpu.sync import Steps
 from pagemesh.kernels.cpu.team import Team
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.worker_svc.kv_cache import KVCache
@@ -23,7 +23,6 @@ from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.models.packing import as_bits
 from pagemesh.worker_svc.models.program_builder import Region, placed, plan_of
 
-_MOST_TAGS: Final = 2**31 - 1
 _FEWEST_ROWS: Final = 64
 _LINE_ELEMENTS: Final = 16
 
@@ -51,8 +50,7 @@ class CPUDecoder:
             attention_scale=np.float32(config.head_dim**-0.5),
             inputs_at_once=self._plan.inputs_at_once,
         )
-        self._words = phase_words(len(self._plan.body))
-        self._tag = 0
+        self._steps = Steps(len(self._plan.body))
         self._logits = zeros(0, np.float32)
         self._scratch = zeros(team.n_threads * _scratch_elements(config), np.float32)
         self._no_rows = _no_rows()
@@ -94,10 +92,8 @@ class CPUDecoder:
         return torch.from_numpy(self._logits[: n * vocab_tokens]).view(n, vocab_tokens)
 
     def _launch(self, ops: NDArray[np.void], n_rows: int, pages: Pages, rows: Rows) -> None:
-        self._tag = self._tag % _MOST_TAGS + 1
-        begin(self._words, len(ops), self._tag)
         space = Space(self._buffers, self._logits, self._scratch)
-        n_threads, tag, words = self._team.n_threads, self._tag, self._words
+        n_threads, words, tag = self._team.n_threads, self._steps.words, self._steps.open(len(ops))
         dims, weights = self._dims, self._weights
         self._team.run(
             lambda rank: run(
