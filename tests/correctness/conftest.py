@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from pagemesh.shared.settings import Settings
 from pagemesh.tokenizer_svc.text_model import TextModel
 from pagemesh.worker_svc import build
 from pagemesh.worker_svc.loader import load_decoder
+from pagemesh.worker_svc.models.decoder import Decoder
 
 MAX_MODEL_LEN = 320
 
@@ -74,14 +77,20 @@ def _best_next(model: Any, ids: list[int]) -> list[int]:
 
 @pytest.fixture(scope="session")
 def make_llm(smollm2_folder: Path) -> MakeLLM:
-    """`LLM` of the real model in float32. All share one copy of the weights."""
+    """`LLM` of the real model, in float32 unless told otherwise. The file is read once a dtype."""
     prepared = load_prepared(smollm2_folder)
-    decoder = load_decoder(smollm2_folder, prepared, dtype=torch.float32, device="cpu")
+
+    @cache
+    def decoder(dtype: torch.dtype) -> Decoder:
+        return load_decoder(smollm2_folder, prepared, dtype=dtype, device="cpu")
 
     def make(**settings: Any) -> LLM:
         usual = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "kv_cache_memory": "1GiB"}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build, "load_decoder", lambda *_, **__: decoder)
+            # A copy, because the worker takes the weights over.
+            patch.setattr(
+                build, "load_decoder", lambda *_, dtype, **__: copy.deepcopy(decoder(dtype))
+            )
             return LLM(**{**usual, **settings})
 
     return make
