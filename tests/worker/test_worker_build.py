@@ -125,6 +125,22 @@ def test_names_block_size_budget_and_type_are_the_settings(folder: Path) -> None
     assert runner.capacity == Capacity(3 * 5 + 1, 3, 99, KV_BYTES_PER_TOKEN // 2, "cpu")
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types(folder: Path, dtype: str) -> None:
+    runner = build_runner(settings_for(folder, dtype=dtype))
+    assert runner.card.dtype == dtype
+    assert runner.capacity.kv_bytes_per_token == KV_BYTES_PER_TOKEN // 2
+
+
+def test_int8_keeps_matrices_as_bytes_and_the_pool_as_it_is(folder: Path) -> None:
+    wide = build_runner(settings_for(folder, dtype="bfloat16"))
+    narrow = build_runner(settings_for(folder, dtype="bfloat16", quantization="int8"))
+    assert narrow.card == wide.card
+    assert narrow.capacity == wide.capacity
+    # Scales are float32: much beside rows of 32 inputs.
+    assert 0.5 < narrow._model.weights_bytes / wide._model.weights_bytes < 0.7
+
+
 def test_the_smallest_pool_and_length(folder: Path) -> None:
     """Two blocks of one token: the first token is still generated."""
     cache = CacheSettings(kv_cache_memory=str(2 * KV_BYTES_PER_TOKEN), block_size=1)
