@@ -17,12 +17,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pagemesh.kernels.cpu.staging import (
+    FEW_BLOCKS,
+    FITS,
+    NO_TOKENS,
+    NOT_KNOWN,
+    NOT_LIVE,
+    TWICE,
+    Inputs,
+    Slots,
+    admit_rows,
+    lay_out,
+)
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.step_rows import StepRows
 
 Ints = NDArray[np.int64]
 WIRE_INT: Final = np.dtype("<i4")
+
+
+_MISFITS: Final = {
+    NO_TOKENS: "every row of a step must compute tokens",
+    NOT_LIVE: "a row of the step is in no slot",
+    TWICE: "a slot stands twice in the step",
+    NOT_KNOWN: "a row computes tokens that are not known, or past the longest length",
+    FEW_BLOCKS: "a row has too few blocks",
+}
 
 
 class BadStep(ValueError):
@@ -175,21 +196,13 @@ class Batch:
     def rows(self, step: Step) -> Rows:
         """The rows that `step` computes, once its diffs are applied."""
         slots, n_tokens = map(_as_ints, self._step_rows.follow(step))
-        self._check_slots(slots, n_tokens)
-        starts = self.computed[slots]
-        ends = starts + n_tokens
-        if (ends > np.minimum(self.known[slots], self._row_tokens - 1)).any():
-            raise BadStep("a row computes tokens that are not known, or past the longest length")
-        if (ends > self._n_blocks[slots] * self._block_tokens).any():
-            raise BadStep("a row has too few blocks")
-        return Rows(np.arange(len(slots)), slots, n_tokens, starts, ends == self.known[slots])
-
-    def _check_slots(self, slots: Ints, n_tokens: Ints) -> None:
-        if not (n_tokens > 0).all():
-            raise BadStep("every row of a step must compute tokens")
-        if not self._are_live(slots):
-            raise BadStep("a row of the step is in no slot")
-        self._require_distinct(slots)
+        starts, samples = np.empty_like(slots), np.empty(len(slots), np.bool_)
+        state = Slots(self._live, self.known, self.computed, self._n_blocks, self._marks)
+        most, block_tokens = self._row_tokens - 1, self._block_tokens
+        found = admit_rows(slots, n_tokens, state, most, block_tokens, starts, samples)
+        if found != FITS:
+            raise BadStep(_MISFITS[found])
+        return Rows(np.arange(len(slots)), slots, n_tokens, starts, samples)
 
     def _require_distinct(self, slots: Ints) -> None:
         # A slot standing twice keeps the mark of one place only.
@@ -200,32 +213,32 @@ class Batch:
 
     def gather(self, rows: Rows) -> StepInputs:
         """Pack the inputs of `rows` from their slots."""
-        query_start = np.concatenate(([0], np.cumsum(rows.n_tokens)))
-        row_of = np.repeat(np.arange(len(rows)), rows.n_tokens)
-        positions = np.arange(query_start[-1]) + (rows.starts - query_start[:-1])[row_of]
-        slot_of = rows.slots[row_of]
-        block_index, offset = np.divmod(positions, self._block_tokens)
-        blocks = self._blocks[slot_of, block_index].astype(np.int64)
-        places = self._to_device(slot_of * self._row_tokens + positions)
-        return StepInputs(
-            token_ids=self._token_ids[places].to(torch.int64),
-            positions=self._to_device(positions),
-            attention=self._attention(rows, query_start, blocks * self._block_tokens + offset),
-        )
-
-    def _attention(self, rows: Rows, query_start: Ints, slot_mapping: Ints) -> AttentionInputs:
         seq_lens = rows.starts + rows.n_tokens
         max_seq_tokens = int(seq_lens.max())
-        width = -(-max_seq_tokens // self._block_tokens)
+        inputs = _room_for(rows, -(-max_seq_tokens // self._block_tokens))
+        lay_out(
+            rows.slots,
+            rows.n_tokens,
+            rows.starts,
+            self._blocks,
+            self._row_tokens,
+            self._block_tokens,
+            inputs,
+        )
         longer = np.flatnonzero(rows.n_tokens != 1)
-        return AttentionInputs(
-            query_start=self._to_device(query_start.astype(np.int32)),
-            seq_lens=self._to_device(seq_lens.astype(np.int32)),
-            block_tables=self._to_device(self._blocks[rows.slots, :width]),
-            slot_mapping=self._to_device(slot_mapping),
-            max_query_tokens=int(rows.n_tokens.max()),
-            max_seq_tokens=max_seq_tokens,
-            n_decode=int(longer[0]) if len(longer) else len(rows),
+        to_device = self._to_device
+        return StepInputs(
+            token_ids=self._token_ids[to_device(inputs.places)].to(torch.int64),
+            positions=to_device(inputs.positions),
+            attention=AttentionInputs(
+                query_start=to_device(inputs.query_start),
+                seq_lens=to_device(inputs.seq_lens),
+                block_tables=to_device(inputs.tables),
+                slot_mapping=to_device(inputs.slot_mapping),
+                max_query_tokens=int(rows.n_tokens.max()),
+                max_seq_tokens=max_seq_tokens,
+                n_decode=int(longer[0]) if len(longer) else len(rows),
+            ),
         )
 
     def commit(self, rows: Rows, sampled: Tensor) -> None:
@@ -239,3 +252,10 @@ class Batch:
 
     def _to_device(self, array: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+def _room_for(rows: Rows, blocks: int) -> Inputs:
+    tokens, n = int(rows.n_tokens.sum()), len(rows)
+    places, positions, slot_mapping = np.empty((3, tokens), np.int64)
+    lens, tables = np.empty(2 * n + 1, np.int32), np.empty((n, blocks), np.int32)
+    return Inputs(places, positions, slot_mapping, lens[: n + 1], lens[n + 1 :], tables)

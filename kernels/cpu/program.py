@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pagemesh.kernels.cpu.attention import attend
 from pagemesh.kernels.cpu.jit import inlined, kernel
 from pagemesh.kernels.cpu.matmul import matmul, matmul_items
-from pagemesh.kernels.cpu.rows import embed, rms_norm, rotate, store_key, store_value
+from pagemesh.kernels.cpu.rows import angles, embed, rms_norm, rotate, store_key, store_value
 from pagemesh.kernels.cpu.sync import claim, finish, wait
 from pagemesh.kernels.cpu.tile import PANEL
 
@@ -23,6 +23,7 @@ NORM: Final = 1
 MATMUL: Final = 2
 ROTATE: Final = 3
 ATTEND: Final = 4
+ANGLES: Final = 5
 
 _FIELDS: Final = (
     "kind", "layer", "x", "x_stride", "out", "out_stride", "weight", "scale", "bias", "n", "k",
@@ -30,10 +31,12 @@ _FIELDS: Final = (
 )  # fmt: skip
 OP: Final = np.dtype([(field, np.int64) for field in _FIELDS])
 """An operation. `x` and `out` are where the first row begins in the buffers, strides the elements
-between rows; `weight` is a place in the weights (EMBED, MATMUL) or the constants (NORM; ROTATE: the
-query norm, followed by the key norm), negative for none; `scale` and `bias` are places in the
-constants, negative for none. MATMUL: [n, k], `then` as in matmul; with `to_logits` the result goes
-to the logits instead of the buffers. EMBED: rows of k features. ATTEND: `window` tokens, 0: all."""
+between rows; `weight` is a place in the weights (EMBED, MATMUL) or the constants (NORM; ANGLES: the
+rotary frequencies; ROTATE: the query norm, followed by the key norm), negative for none; `scale`
+and `bias` are places in the constants, negative for none. MATMUL: [n, k], `then` as in matmul; with
+`to_logits` the result goes to the logits instead of the buffers. EMBED: rows of k features. ANGLES
+gives head_dim / 2 cosines and as many sines, which are ROTATE's `out`. ATTEND: `window` tokens,
+0: all."""
 
 _ROWS_PER_ITEM: Final = 4
 
@@ -47,6 +50,7 @@ class Dims(NamedTuple):
     head_dim: int
     rms_norm_eps: np.float32
     attention_scale: np.float32
+    rotary_factor: np.float32
     inputs_at_once: int
 
 
@@ -70,14 +74,13 @@ class Pages(NamedTuple):
 class Rows(NamedTuple):
     """A step's batch of T tokens and R sequences.
 
-    token_ids int64[T]; cos and sin float32[T * head_dim / 2]; slot_mapping int64[T]; tables
-    int32[R, blocks]; work int64[W, 4]: row, first token in the batch, its position in the sequence,
-    how many tokens. Each entry is computed once for every KV head.
+    token_ids, positions and slot_mapping int64[T]; tables int32[R, blocks]; work int64[W, 4]: row,
+    first token in the batch, its position in the sequence, how many tokens. Each entry is computed
+    once for every KV head.
     """
 
     token_ids: NDArray[np.int64]
-    cos: NDArray[np.float32]
-    sin: NDArray[np.float32]
+    positions: NDArray[np.int64]
     slot_mapping: NDArray[np.int64]
     tables: NDArray[np.int32]
     work: NDArray[np.int64]
@@ -122,14 +125,17 @@ def _row(op, row, dims, weights, pages, rows, buffers):
     elif op.kind == EMBED:
         embed(weights.matrices, op.weight, dims.inputs_at_once, weights.constants, op.scale,
               rows.token_ids[row], dims.hidden_size, buffers, out)  # fmt: skip
+    elif op.kind == ANGLES:
+        angles(rows.positions[row], weights.constants, op.weight, dims.head_dim // 2,
+               dims.rotary_factor, buffers, out)  # fmt: skip
     else:
-        _rotate(op, row, x, dims, weights.constants, rows, buffers)
+        _rotate(op, x, out, dims, weights.constants, buffers)
         if rows.slot_mapping[row] >= 0:
             _store(op, row, x, dims, pages, rows, buffers)
 
 
 @inlined
-def _rotate(op, row, x, dims, constants, rows, buffers):
+def _rotate(op, x, turn, dims, constants, buffers):
     """Norm (where the model has one) and turn the heads of q and k."""
     half = dims.head_dim // 2
     for head in range(dims.n_heads + dims.n_kv_heads):
@@ -137,7 +143,7 @@ def _rotate(op, row, x, dims, constants, rows, buffers):
         if op.weight >= 0:
             norm = op.weight + (0 if head < dims.n_heads else dims.head_dim)
             rms_norm(buffers, at, dims.head_dim, constants, norm, dims.rms_norm_eps, buffers, at)
-        rotate(buffers, at, half, rows.cos, rows.sin, row * half)
+        rotate(buffers, at, half, turn)
 
 
 @inlined

@@ -57,12 +57,21 @@ def rms_norm(x, at, features, weight, weight_at, eps, out, out_at):
 
 
 @part
-def rotate(x, at, half, cos, sin, angle_at):
-    """Turn element i of a head with element i + half, in place."""
+def angles(position, frequencies, first, half, factor, out, at):
+    """`half` cosines, then as many sines, of the position times each of `half` frequencies."""
+    for i in range(half):
+        angle = np.float32(position) * frequencies[first + i]
+        out[at + i] = np.cos(angle) * factor
+        out[at + half + i] = np.sin(angle) * factor
+
+
+@part
+def rotate(x, at, half, turn):
+    """Turn element i of a head with element i + half, in place, by the `angles` at `turn`."""
     for c in range(0, half, LANES):
         left = half - c
         low, high = load(x, at + c, left), load(x, at + half + c, left)
-        cosine, sine = load(cos, angle_at + c, left), load(sin, angle_at + c, left)
+        cosine, sine = load(x, turn + c, left), load(x, turn + half + c, left)
         store(x, at + c, left, sub(mul(low, cosine), mul(high, sine)))
         store(x, at + half + c, left, add(mul(high, cosine), mul(low, sine)))
 

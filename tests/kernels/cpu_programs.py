@@ -17,6 +17,7 @@ from pagemesh.kernels.cpu.tile import PANEL
 from pagemesh.worker_svc.models.packing import as_bits
 
 EPS = 1e-3
+ROTARY_FACTOR = 1.25
 _POOL_BESIDE = {
     "float32": torch.float32,
     "uint16": torch.bfloat16,
@@ -33,7 +34,8 @@ def padded(width: int) -> int:
 def dims(*, hidden_size: int = 1, n_heads: int = 1, n_kv_heads: int = 1, head_dim: int = 2) -> Dims:
     """As if weights were float32: `_replace` inputs_at_once for others."""
     scale = np.float32(head_dim**-0.5)
-    return Dims(hidden_size, n_heads, n_kv_heads, head_dim, np.float32(EPS), scale, 1)
+    factor = np.float32(ROTARY_FACTOR)
+    return Dims(hidden_size, n_heads, n_kv_heads, head_dim, np.float32(EPS), scale, factor, 1)
 
 
 def one_op(kind: int, **fields: Any) -> np.ndarray:
@@ -46,8 +48,8 @@ def one_op(kind: int, **fields: Any) -> np.ndarray:
 
 
 def no_rows() -> Rows:
-    ints, floats = np.empty(0, np.int64), np.empty(0, np.float32)
-    return Rows(ints, floats, floats, ints, np.empty((0, 0), np.int32), np.empty((0, 4), np.int64))
+    ints = np.empty(0, np.int64)
+    return Rows(ints, ints, ints, np.empty((0, 0), np.int32), np.empty((0, 4), np.int64))
 
 
 def weights_of(matrices: np.ndarray | None = None, constants: np.ndarray | None = None) -> Weights:

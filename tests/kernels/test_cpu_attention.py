@@ -117,6 +117,25 @@ def test_bits_do_not_depend_on_the_pages(shape, rows, window, dtype, seed, block
     assert torch.equal(*outs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("block_tokens", [16, 32, 128])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_pages_read_in_place_give_the_bits_of_copied_ones(head_dim, block_tokens, window, dtype):
+    """Single tokens read whole pages where they lie, chunks and odd pages are copied."""
+    rows = [(30, length) for length in (30, 63, 64, 65, 81, 150)]
+    shape = Shape(n_kv_heads=2, group=3, head_dim=head_dim, block_tokens=block_tokens)
+    batch = random_batch(shape, rows, n_decode=0, seed=1, dtype=dtype)
+    work = pieces_of(batch, 0)
+    singles = np.array(
+        [(row, token + i, first + i, 1) for row, token, first, n in work for i in range(n)]
+    )
+    odd = random_batch(replace(shape, block_tokens=5), rows, n_decode=0, seed=1, dtype=dtype)
+    expected = attention(odd, work, window)
+    for layout, pieces in ((batch, singles), (batch, work), (odd, singles)):
+        assert torch.equal(attention(layout, pieces, window), expected)
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_nan_of_one_sequence_reaches_no_other(group):
     shape = Shape(n_kv_heads=2, group=group, head_dim=24, block_tokens=5)

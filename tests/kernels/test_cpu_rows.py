@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cpu_programs import EPS, compute, dims, no_rows, one_op, padded, weights_of
+from cpu_programs import EPS, ROTARY_FACTOR, compute, dims, no_rows, one_op, padded, weights_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,7 +70,8 @@ def test_rotate_and_store(dtype, heads, head_dim, block_tokens, has_norms, seed)
     (n_heads, n_kv_heads), n_rows, num_blocks = heads, 6, 5
     rng = torch.Generator().manual_seed(seed)
     width = padded((n_heads + 2 * n_kv_heads) * head_dim)
-    buffers = torch.zeros(n_rows, width)
+    both = torch.zeros(n_rows * (width + padded(head_dim)))  # the heads, then their angles
+    buffers = both[: n_rows * width].view(n_rows, width)
     used = (n_heads + 2 * n_kv_heads) * head_dim
     buffers[:, :used] = torch.randn(n_rows, used, generator=rng)
     q, k, v = (
@@ -81,7 +82,7 @@ def test_rotate_and_store(dtype, heads, head_dim, block_tokens, has_norms, seed)
     )
     positions = torch.randint(5000, (n_rows,), generator=rng)
     inv_freq = 1 / 10_000 ** (torch.arange(0, head_dim, 2) / head_dim)
-    cos, sin = rope_cos_sin(positions, inv_freq, 1.25)
+    cos, sin = rope_cos_sin(positions, inv_freq, ROTARY_FACTOR)
     slots = torch.randperm((num_blocks - 1) * block_tokens, generator=rng)[:n_rows] + block_tokens
     slots = torch.nn.functional.pad(slots, (0, n_rows - len(slots)), value=-1)
     slots[2] = -1
@@ -90,23 +91,25 @@ def test_rotate_and_store(dtype, heads, head_dim, block_tokens, has_norms, seed)
     pool = torch.randn(shape, generator=rng).to(dtype)
     expected_pool = pool.clone()
 
-    rows = no_rows()._replace(
-        cos=cos.numpy().ravel(), sin=sin.numpy().ravel(), slot_mapping=slots.numpy()
-    )
-    op = one_op(program.ROTATE, x_stride=width, layer=1, weight=0 if has_norms else -1)
-    matrices = as_bits(torch.empty(0, dtype=dtype))
-    compute(
-        op,
-        buffers,
-        n_rows,
-        shape=dims(n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim),
-        weights=weights_of(matrices, norms.numpy().ravel()),
-        pool=pool,
-        num_blocks=num_blocks,
-        block_tokens=block_tokens,
-        rows=rows,
-        n_threads=2,
-    )
+    rows = no_rows()._replace(positions=positions.numpy(), slot_mapping=slots.numpy())
+    turn = {"out": n_rows * width, "out_stride": padded(head_dim)}
+    constants = torch.cat((norms.ravel(), inv_freq))
+    for op in (
+        one_op(program.ANGLES, weight=norms.numel(), **turn),
+        one_op(program.ROTATE, x_stride=width, layer=1, weight=0 if has_norms else -1, **turn),
+    ):
+        compute(
+            op,
+            both,
+            n_rows,
+            shape=dims(n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim),
+            weights=weights_of(as_bits(torch.empty(0, dtype=dtype)), constants.numpy()),
+            pool=pool,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            rows=rows,
+            n_threads=2,
+        )
 
     if has_norms:
         q, k = rms_norm(q, norms[0], np.float32(EPS)), rms_norm(k, norms[1], np.float32(EPS))

@@ -16,6 +16,7 @@ from pagemesh.kernels.cpu.memory import zeros
 from pagemesh.kernels.cpu.program import Dims, Pages, Rows, Space, run
 from pagemesh.kernels.cpu.sync import Steps
 from pagemesh.kernels.cpu.team import Team
+from pagemesh.kernels.cpu.work import attention_work
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.config import DecoderConfig
@@ -37,7 +38,6 @@ class CPUDecoder:
 
     def __init__(self, decoder: Decoder, team: Team, *, dtype: torch.dtype) -> None:
         self.config = decoder.config
-        self._rotary = decoder.rotary
         self._team = team
         self._plan, self._weights = plan_of(decoder, dtype)
         config = decoder.config
@@ -48,6 +48,7 @@ class CPUDecoder:
             head_dim=config.head_dim,
             rms_norm_eps=np.float32(config.rms_norm_eps),
             attention_scale=np.float32(config.head_dim**-0.5),
+            rotary_factor=np.float32(decoder.rotary.attention_factor),
             inputs_at_once=self._plan.inputs_at_once,
         )
         self._steps = Steps(len(self._plan.body))
@@ -68,13 +69,11 @@ class CPUDecoder:
     ) -> Tensor:
         """float32 [T, H]: the final hidden states of int64[T] token ids; stores their K and V."""
         self._reserve(len(token_ids))
-        cos, sin = self._rotary(positions)
         rows = Rows(
             token_ids.numpy(),
-            cos.numpy().ravel(),
-            sin.numpy().ravel(),
+            positions.numpy(),
             inputs.slot_mapping.numpy(),
-            np.ascontiguousarray(inputs.block_tables.numpy()),
+            inputs.block_tables.numpy(),
             self._work(inputs),
         )
         pages = Pages(as_bits(kv.pool).reshape(-1), kv.num_blocks, kv.block_tokens)
@@ -102,19 +101,11 @@ class CPUDecoder:
         )
 
     def _work(self, inputs: AttentionInputs) -> NDArray[np.int64]:
-        """The attention's items, see kernels' Rows; the longest first, so that none is left over
-        for one thread at the end."""
-        starts = inputs.query_start.numpy().astype(np.int64)
-        counts = np.diff(starts)
-        first = inputs.seq_lens.numpy() - counts
+        """The attention's items."""
+        starts, lens = inputs.query_start.numpy(), inputs.seq_lens.numpy()
         most = query_tokens(self.config.n_heads // self.config.n_kv_heads)
-        pieces = np.where(first >= 0, -(-counts // most), 0)
-        row = np.repeat(np.arange(len(counts)), pieces)
-        piece = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        offset = piece * most
-        length = np.minimum(most, counts[row] - offset)
-        work = np.stack((row, starts[row] + offset, first[row] + offset, length), axis=1)
-        return work[np.argsort(-work[:, 2], kind="stable")]
+        work = np.empty((len(lens) + int(starts[-1]) // most, 4), np.int64)
+        return work[: attention_work(starts, lens, most, work)]
 
     def _reserve(self, rows: int) -> None:
         """Room for `rows` rows in the buffers: the program is laid out anew when they grow."""
@@ -140,5 +131,5 @@ def _scratch_elements(config: DecoderConfig) -> int:
 
 
 def _no_rows() -> Rows:
-    ints, floats = np.empty(0, np.int64), np.empty(0, np.float32)
-    return Rows(ints, floats, floats, ints, np.empty((0, 0), np.int32), np.empty((0, 4), np.int64))
+    ints = np.empty(0, np.int64)
+    return Rows(ints, ints, ints, np.empty((0, 0), np.int32), np.empty((0, 4), np.int64))

@@ -73,6 +73,7 @@ class _Builder:
         self._mixed = self._region(config.n_heads * config.head_dim)
         self._inner = self._region(config.intermediate_size)
         self._picked = self._region(config.hidden_size)
+        self._angles = self._region(config.head_dim)
 
     def build(self, decoder: Decoder) -> tuple[Plan, Weights]:
         embedding = self._packer.matrix(decoder.embedding, None)
@@ -84,6 +85,8 @@ class _Builder:
         body = [
             _op(program.EMBED, out=self._residual, weight=embedding.weight, scale=embedding.scale)
         ]
+        frequencies = self._packer.constant(decoder.rotary.inv_freq)
+        body.append(_op(program.ANGLES, out=self._angles, weight=frequencies))
         for index, layer in enumerate(decoder.layers):
             assert isinstance(layer, DecoderLayer)
             body.extend(self._layer(index, layer))
@@ -112,7 +115,7 @@ class _Builder:
         norms = NOWHERE
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = self._packer.constant(attention.q_norm.weight, attention.k_norm.weight)
-        yield _op(program.ROTATE, x=self._qkv, weight=norms, layer=index)
+        yield _op(program.ROTATE, x=self._qkv, out=self._angles, weight=norms, layer=index)
         window = attention.window or 0
         yield _op(program.ATTEND, x=self._qkv, out=self._mixed, layer=index, window=window)
         yield self._linear(attention.output, self._mixed, self._residual, matmul.ADD)
