@@ -228,7 +228,7 @@ class Batch:
         longer = np.flatnonzero(rows.n_tokens != 1)
         to_device = self._to_device
         return StepInputs(
-            token_ids=self._token_ids[to_device(inputs.places)].to(torch.int64),
+            token_ids=self._take(inputs.places),
             positions=to_device(inputs.positions),
             attention=AttentionInputs(
                 query_start=to_device(inputs.query_start),
@@ -245,10 +245,20 @@ class Batch:
         """Count what `rows` computed; append their tokens `sampled`, int64 on the device, one for
         each row that samples, in order."""
         slots = rows.slots[rows.samples]
-        places = self._to_device(slots * self._row_tokens + self.known[slots])
-        self._token_ids[places] = sampled.to(torch.int32)
+        self._put(slots * self._row_tokens + self.known[slots], sampled)
         self.known[slots] += 1
         self.computed[rows.slots] = rows.starts + rows.n_tokens
+
+    def _take(self, places: Ints) -> Tensor:
+        if self._device.type == "cpu":  # numpy's indexing is a good deal lighter than torch's
+            return torch.from_numpy(self._token_ids.numpy()[places].astype(np.int64))
+        return self._token_ids[self._to_device(places)].to(torch.int64)
+
+    def _put(self, places: Ints, tokens: Tensor) -> None:
+        if self._device.type == "cpu":
+            self._token_ids.numpy()[places] = tokens.numpy()
+        else:
+            self._token_ids[self._to_device(places)] = tokens.to(torch.int32)
 
     def _to_device(self, array: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from pagemesh.kernels.cpu.exponential import exp
 from pagemesh.kernels.cpu.jit import LANES, inlined, part
 from pagemesh.kernels.cpu.page_tile import PAGE_COLUMNS, add_values, score_keys
 from pagemesh.kernels.cpu.simd import (
     add,
-    exp,
     first_of,
     larger,
     largest_of,

@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from pagemesh.kernels.cpu.exponential import exp
 from pagemesh.kernels.cpu.jit import LANES, inlined, part
-from pagemesh.kernels.cpu.simd import add, div, exp, load, mul, splat, store, sub
+from pagemesh.kernels.cpu.simd import add, div, load, mul, splat, store, sub
 from pagemesh.kernels.cpu.tile import PANEL, product
 
 # What follows: the result replaces `out`, is added to it, or is SiLU(gate) * up of a pair of

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from pagemesh.kernels.cpu.exponential import exp
 from pagemesh.kernels.cpu.jit import LANES, inlined, part
 from pagemesh.kernels.cpu.sampling_lanes import (
     add_doubles,
@@ -27,7 +28,6 @@ from pagemesh.kernels.cpu.sampling_lanes import (
 from pagemesh.kernels.cpu.sampling_noise import MOST_NOISE, gumbel, gumbel_bound, magnitudes
 from pagemesh.kernels.cpu.simd import (
     add,
-    exp,
     fma,
     largest_of,
     load,

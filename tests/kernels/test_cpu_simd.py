@@ -7,9 +7,9 @@ import pytest
 import torch
 from numba import njit
 
+from pagemesh.kernels.cpu.exponential import exp
 from pagemesh.kernels.cpu.jit import LANES
 from pagemesh.kernels.cpu.simd import (
-    exp,
     largest_of,
     load,
     load_one,
