@@ -25,7 +25,9 @@ def attention_work(
                 continue
             first = seq_lens[row] - count
             for offset in range((count - 1) // most * most, -1, -most):
-                work[n, 0], work[n, 1] = row, query_start[row] + offset
-                work[n, 2], work[n, 3] = first + offset, min(most, count - offset)
+                work[n, 0] = row
+                work[n, 1] = query_start[row] + offset
+                work[n, 2] = first + offset
+                work[n, 3] = min(most, count - offset)
                 n += 1
     return n
