@@ -20,7 +20,7 @@ def attention_work(
     n = 0
     for single in (False, True):
         for row in range(len(seq_lens)):
-            count = np.int64(query_start[row + 1] - query_start[row])
+            count = int(query_start[row + 1] - query_start[row])
             if (count == 1) != single or seq_lens[row] < count:
                 continue
             first = seq_lens[row] - count
