@@ -134,3 +134,16 @@ def as_reference_keys(pages):
     """[blocks, Hkv, block_tokens, head_dim] of memory that holds [head_dim, block_tokens] pages."""
     blocks, heads, block_tokens, head_dim = pages.shape
     return pages.reshape(blocks, heads, head_dim, block_tokens).transpose(2, 3).contiguous()
+
+
+def test_angles_of_far_positions():
+    positions = torch.tensor([0, 1, 77, 8191, 131_071, 2**24 + 3])
+    inv_freq = 1 / 500_000 ** (torch.arange(0, 26, 2) / 26)
+    buffers = torch.zeros(6, padded(26))
+    op = one_op(program.ANGLES, out_stride=padded(26), weight=1)
+    constants = np.concatenate(([np.float32(np.nan)], inv_freq.numpy()))
+    compute(op, buffers, 6, shape=dims(head_dim=26), weights=weights_of(constants=constants),
+            rows=no_rows()._replace(positions=positions.numpy()))  # fmt: skip
+    expected = torch.cat(rope_cos_sin(positions, inv_freq, ROTARY_FACTOR), dim=1)
+    torch.testing.assert_close(buffers[:, :26], expected, atol=5e-7, rtol=0)
+    assert not buffers[:, 26:].any()
