@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from llvmlite import binding
@@ -14,9 +16,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _COMMON: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy"}
 
 
+def _keeps_code() -> bool:
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+_KEEPS_CODE: Final = _keeps_code()
+
+
 def kernel(function: Function) -> Function:
-    """Compile at the first call, without the GIL; the code is kept for the next process."""
-    return cast(Function, njit(**_COMMON, cache=True)(function))
+    """Compile at the first call, without the GIL; the code is kept for the next process, unless
+    there is no place that may be written."""
+    return cast(Function, njit(**_COMMON, cache=_KEEPS_CODE)(function))
 
 
 def part(function: Function) -> Function:
