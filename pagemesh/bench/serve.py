@@ -48,6 +48,9 @@ _SEEDS_PER_START: Final = 1_000_003
 
 
 class _Run(NamedTuple):
+    """`options` are those of the start that counts: another start draws from another seed."""
+
+    options: ServeOptions
     server: Server
     results: list[ShareResult]
     n_restarts: int
@@ -60,7 +63,7 @@ def bench_serve(options: ServeOptions) -> Report:
     records = [record for result in run.results for record in result.records]
     is_file = options.dataset_name == "file"
     return Report(
-        setup=_setup(options, run.server),
+        setup=_setup(run.options, run.server),
         summary=summarize(records, options.goodput),
         load=merged_load(result.load for result in run.results),
         n_clients=len(run.results),
@@ -87,7 +90,8 @@ def _run_with_enough_clients(options: ServeOptions) -> _Run:
 
 def _start(options: ServeOptions, n_restarts: int) -> _Run:
     server = uvloop.run(_warmed_up(options))
-    jobs = _jobs(_redrawn(options, n_restarts), server)
+    options = _redrawn(options, n_restarts)
+    jobs = _jobs(options, server)
     most = most_clients(len(jobs), options.max_concurrency)
     n_clients = min(2**n_restarts, most) if options.clients == "auto" else options.clients
     shares = split(
@@ -98,7 +102,7 @@ def _start(options: ServeOptions, n_restarts: int) -> _Run:
         give_up=options.clients == "auto" and n_clients < most,
     )
     with _quiet_collector(), tqdm(total=len(jobs), unit="req") as bar:
-        return _Run(server, run_shares(shares, lambda: _advance(bar)), n_restarts)
+        return _Run(options, server, run_shares(shares, lambda: _advance(bar)), n_restarts)
 
 
 def _redrawn(options: ServeOptions, n_restarts: int) -> ServeOptions:

@@ -120,6 +120,10 @@ async def test_a_run_that_one_client_limits_starts_over_with_two(bench: Bench) -
     assert "the run was started over with 2" in ran.out
     measured = [tuple(body["prompt"]) for body in server.streamed if len(body["prompt"]) == 6]
     assert len(set(measured)) == len(measured)  # nothing sent before the restart is sent again
+    repeated = ScriptedServer()
+    flags = ("--num-prompts", "5", "--clients", "2", "--seed", str(ran.figures["seed"]))
+    await bench(repeated, *SMALL, *flags)
+    assert set(measured[-5:]) < {tuple(body["prompt"]) for body in repeated.streamed}
 
 
 @pytest.mark.usefixtures("saturated_at_once")
