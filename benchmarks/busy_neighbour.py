@@ -2,19 +2,17 @@
 
     python benchmarks/busy_neighbour.py [--server 'pagemesh serve --port {port}']
 
-The neighbour is two processes that compute without end. Quiet and busy runs alternate on one
-server, each with prompts of its own; the ratio is of the medians. Exits with 1 when a request
-failed, or when a ratio is below what is asked: 0.45 at 1 stream, 0.35 at 32.
+The neighbour is two processes (`--neighbours`) that compute without end. Quiet and busy runs
+alternate on one server, each with prompts of its own; the ratio is of the medians. Exits with 1
+when a request failed, or when a ratio is below what is asked: 0.45 at 1 stream, 0.35 at 32.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,13 +20,12 @@ from statistics import median
 from typing import Final
 
 import msgspec
-from peer_parts.served import Command, served
+from parts.busy import busy_cores
+from parts.served import Command, served
 
 from pagemesh.bench.options import ServeOptions, output_file
 from pagemesh.bench.serve import bench_serve
 
-NEIGHBOURS: Final = 2
-_BUSY_LOOP: Final = (sys.executable, "-c", "while True: pass")
 _OURS: Final = f"{sys.executable} -m pagemesh.cli serve --port {{port}}"
 
 
@@ -56,22 +53,11 @@ class Outcome:
         return median(self.busy) / median(self.quiet)
 
 
-@contextmanager
-def busy_neighbours() -> Iterator[None]:
-    neighbours = [subprocess.Popen(_BUSY_LOOP) for _ in range(NEIGHBOURS)]
-    try:
-        yield
-    finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
-
-
-def measure(url: str, load: Load, rounds: int, seeds: Iterator[int]) -> Outcome:
+def measure(url: str, load: Load, args: argparse.Namespace, seeds: Iterator[int]) -> Outcome:
     outcome = Outcome()
-    for _ in range(rounds):
-        for rates, neighbour in ((outcome.quiet, nullcontext()), (outcome.busy, busy_neighbours())):
-            with neighbour:
+    for _ in range(args.rounds):
+        for rates, neighbours in ((outcome.quiet, 0), (outcome.busy, args.neighbours)):
+            with busy_cores(neighbours):
                 summary = bench_serve(_options(url, load, next(seeds))).summary
             rates.append(summary.per_s(summary.output_tokens))
             outcome.failed += summary.failed
@@ -113,6 +99,7 @@ def as_json(load: Load, outcome: Outcome) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", default=_OURS, metavar="COMMAND", help="with {port} in it")
+    parser.add_argument("--neighbours", type=int, default=2, help="busy loops")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--start-timeout-s", type=float, default=600.0)
     parser.add_argument("--json", type=output_file, metavar="FILE")
@@ -124,7 +111,7 @@ def main() -> int:
         served(command, Path(folder) / "server.log", args.start_timeout_s) as server,
     ):
         for load in LOADS:
-            outcomes.append((load, measure(server.url, load, args.rounds, seeds)))
+            outcomes.append((load, measure(server.url, load, args, seeds)))
             print(line(*outcomes[-1]), flush=True)
     if args.json is not None:
         figures = [as_json(load, outcome) for load, outcome in outcomes]

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from peer_parts.rows import ROWS, Row, run_options
-from peer_parts.served import Command, Served, ServerFailed, served
-from peer_parts.table import medians, ratios, table_lines
+from parts.rows import ROWS, Row, run_options
+from parts.served import Command, Served, ServerFailed, served
+from parts.table import medians, ratios, table_lines
 
 from pagemesh.bench.options import output_file
 from pagemesh.bench.serve import bench_serve

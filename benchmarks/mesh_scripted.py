@@ -16,25 +16,24 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from mesh_parts.client import Counts, Load
-from mesh_parts.hops import Way, read_way
-from mesh_parts.mesh import Mesh, python_path, running_mesh
+from parts.busy import busy_cores
+from parts.client import Counts, Load
+from parts.hops import Way, read_way
+from parts.mesh import Mesh, running_mesh
+from parts.services import python_path
 
 DEFAULT_RATES: Final = (20_000, 40_000, 60_000, 80_000, 100_000, 0)
 FEW_TOKENS: Final = 20
-_BUSY_LOOP: Final = (sys.executable, "-c", "while True: pass")
 
 
 async def count(load: Load) -> Counts:
     """Run a client process. Raises RuntimeError when it fails."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "mesh_parts.client", msgspec.json.encode(load).decode()),
+        *(sys.executable, "-m", "parts.client", msgspec.json.encode(load).decode()),
         env={**os.environ, "PYTHONPATH": python_path()},
         stdout=subprocess.PIPE,
     )
@@ -42,18 +41,6 @@ async def count(load: Load) -> Counts:
     if process.returncode != 0:
         raise RuntimeError("the client failed")
     return msgspec.json.decode(output, type=Counts)
-
-
-@contextmanager
-def busy_cores(n: int) -> Iterator[None]:
-    """`n` processes that compute without end."""
-    neighbours = [subprocess.Popen(_BUSY_LOOP) for _ in range(n)]
-    try:
-        yield
-    finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
 
 
 async def follow(args: argparse.Namespace) -> Way:

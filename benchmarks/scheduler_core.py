@@ -13,7 +13,6 @@ everything down, so the median of the quietest tenth of the run (by windows) is 
 from __future__ import annotations
 
 import argparse
-import gc
 import random
 import time
 from statistics import fmean, median, quantiles
@@ -104,8 +103,6 @@ class Bench:
 
 def measure(rows: int, steps: int, churn: float) -> None:
     bench = Bench(rows, churn)
-    gc.collect()
-    gc.freeze()
     samples, frame_bytes = [], []
     with rare_collections():
         for _ in range(steps):

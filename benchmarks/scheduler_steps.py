@@ -13,7 +13,6 @@ each step.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import os
 import random
@@ -22,17 +21,16 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from pathlib import Path
 from statistics import quantiles
 from typing import Final, NamedTuple
 
 import aiohttp
 import psutil
 import uvloop
-from steps_parts import device
+from parts import device
+from parts.services import python_path, service_processes, supervised
 
-from pagemesh.children import line_writer, service_spec
-from pagemesh.embedded_valkey import embedded_valkey
+from pagemesh.children import service_spec
 from pagemesh.shared.engine_messages import Submit, Tokens
 from pagemesh.shared.hashing import chain_hashes
 from pagemesh.shared.link import Link, dial
@@ -41,7 +39,7 @@ from pagemesh.shared.registry import Registry
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import LogSettings, MeshSettings, SchedulerSettings, Settings
 from pagemesh.shared.wire import PROTOCOL, pack_ids, unpack_ids
-from pagemesh.supervisor import ChildSpec, Supervisor
+from pagemesh.supervisor import ChildSpec
 
 PROMPT_TOKENS: Final = (64, 192)
 ANSWER_TOKENS: Final = (300, 500)
@@ -121,39 +119,29 @@ class Client:
 @asynccontextmanager
 async def running(rows: int, step_s: float) -> AsyncIterator[tuple[Link, psutil.Process]]:
     """A link to a scheduler with such a worker, and the scheduler's process."""
-    with embedded_valkey() as valkey:
-        settings = Settings(
-            scheduler=SchedulerSettings(max_num_seqs=rows),
-            mesh=MeshSettings(redis_url=valkey.url, mesh_secret="benchmark"),
-            log=LogSettings(log_level="error", log_format="human"),
-        )
-        supervisor = Supervisor(line_writer(settings))
-        supervisor.start(valkey.spec)
-        registry = Registry(valkey.url, settings.mesh.mesh_name)
-        try:
-            await asyncio.sleep(0.5)
-            supervisor.start(_device_spec(settings, step_s))
-            supervisor.start(service_spec("scheduler", settings))
-            address = await _address(registry)
-            _pin()
-            async with aiohttp.ClientSession() as session:
-                link = await dial(session, address, _hello(settings))
-                try:
-                    yield link, _child("scheduler")
-                finally:
-                    await link.close()
-        finally:
-            await registry.close()
-            await supervisor.stop(grace_s=5.0)
+    asked = Settings(
+        scheduler=SchedulerSettings(max_num_seqs=rows),
+        mesh=MeshSettings(mesh_secret="benchmark"),
+        log=LogSettings(log_level="error", log_format="human"),
+    )
+    async with supervised(asked) as (settings, supervisor):
+        supervisor.start(_device_spec(settings, step_s))
+        supervisor.start(service_spec("scheduler", settings))
+        address = await _address(settings.mesh)
+        processes = service_processes(("worker", "scheduler"))
+        _pin(processes)
+        async with aiohttp.ClientSession() as session:
+            link = await dial(session, address, _hello(settings))
+            try:
+                yield link, processes["scheduler"]
+            finally:
+                await link.close()
 
 
 def _device_spec(settings: Settings, step_s: float) -> ChildSpec:
     spec = service_spec("worker", settings)
-    path = os.pathsep.join(
-        filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
-    )
-    environ = {**spec.environ, "PYTHONPATH": path, device.STEP_S: str(step_s)}
-    command = (sys.executable, "-m", "steps_parts.device", "worker")
+    environ = {**spec.environ, "PYTHONPATH": python_path(), device.STEP_S: str(step_s)}
+    command = (sys.executable, "-m", "parts.device", "worker")
     return spec._replace(command=command, environ=environ)
 
 
@@ -161,26 +149,25 @@ def _hello(settings: Settings) -> Hello:
     return Hello(PROTOCOL, "tokenizer", "client", 1, settings.mesh.mesh_secret)
 
 
-async def _address(registry: Registry) -> str:
-    async for instances in registry.watch("scheduler"):
-        if instances:
-            return instances[0].address
+async def _address(mesh: MeshSettings) -> str:
+    assert mesh.redis_url is not None
+    registry = Registry(mesh.redis_url, mesh.mesh_name)
+    try:
+        async for instances in registry.watch("scheduler"):
+            if instances:
+                return instances[0].address
+    finally:
+        await registry.close()
     raise RuntimeError("no scheduler has come up")
 
 
-def _child(name: str) -> psutil.Process:
-    children = psutil.Process().children(recursive=True)
-    [child] = [child for child in children if child.cmdline()[-1] == name]
-    return child
-
-
-def _pin() -> None:
+def _pin(processes: dict[str, psutil.Process]) -> None:
     """The worker to the first core, the rest to the second."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return
-    _child("worker").cpu_affinity(cores[:1])
-    for process in (_child("scheduler"), psutil.Process()):
+    processes["worker"].cpu_affinity(cores[:1])
+    for process in (processes["scheduler"], psutil.Process()):
         process.cpu_affinity(cores[1:2])
 
 

@@ -67,7 +67,8 @@ def test_a_server_that_does_not_start_is_named_and_the_others_go_on(
 
 
 def test_the_busy_neighbour_counts_what_failed(tmp_path: Path, server: str) -> None:
-    ran, figures = run("busy_neighbour.py", tmp_path, "--server", server, "--rounds", "1")
+    flags = ("--server", server, "--rounds", "1", "--neighbours", "1")
+    ran, figures = run("busy_neighbour.py", tmp_path, *flags)
     assert [load["streams"] for load in figures] == [1, 32], ran.stderr
     assert [load["failed"] for load in figures] == [0, 0]
     for load in figures:

@@ -33,7 +33,9 @@ def test_a_token_is_followed_from_the_worker_to_the_client(
     medians = [float(median) for median, _ in figures]
     hops, whole = medians[:8], medians[8]
     assert len(medians) == 11
-    assert all(0 < hop < whole for hop in hops)
+    # A hop may round to nothing.
+    assert all(0 <= hop <= whole for hop in hops)
+    assert whole > 0
 
 
 def test_streams_are_counted_and_their_tokens_paid_for(

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Final, NamedTuple
 
-from mesh_parts.probe import TOKENS_OF_WRITES, WRITES
+from parts.probe import TOKENS_OF_WRITES, WRITES
 
 # A token is at these places one after the other: (process, what its probe noted).
 WAY: Final = (

@@ -88,7 +88,7 @@ def tokens_in(message: Message) -> int:
 def _watch_writes(probe: Probe) -> None:
     """What the gateway hands to its client: a write holds all tokens that it has by then."""
     has, written = probe.times_ns["has Deltas"], probe.times_ns[WRITES]
-    write_live = LiveStream.write
+    write_live: Callable[..., None] = LiveStream.write
     write: Callable[..., Awaitable[Any]] = web.StreamResponse.write
 
     def note_write() -> None:
@@ -96,9 +96,9 @@ def _watch_writes(probe: Probe) -> None:
         probe.note(WRITES, n_tokens)
         probe.times_ns[TOKENS_OF_WRITES].append(n_tokens)
 
-    def noted_write_live(stream: LiveStream, data: bytes) -> None:
+    def noted_write_live(stream: LiveStream, *what: Any) -> None:
         note_write()
-        write_live(stream, data)
+        write_live(stream, *what)
 
     async def noted_write(response: web.StreamResponse, data: bytes) -> None:
         note_write()

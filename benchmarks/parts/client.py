@@ -1,4 +1,4 @@
-"""A client process that counts events: python -m mesh_parts.client '{"url": …}'. See `Load`.
+"""A client process that counts events: python -m parts.client '{"url": …}'. See `Load`.
 
 It prints one JSON object, a `Counts`. Two ways to read: `raw` looks for the ends of events in what
 the socket brings, the least a client can do; `aiohttp` reads as applications do.

@@ -1,11 +1,11 @@
-"""One real service with a probe: python -m mesh_parts.traced_service SERVICE."""
+"""One real service with a probe: python -m parts.traced_service SERVICE."""
 
 from __future__ import annotations
 
 import sys
 
-from mesh_parts.probe import installed_probe
 from pagemesh.cli import main
+from parts.probe import installed_probe
 
 if __name__ == "__main__":
     with installed_probe(sys.argv[1]):
