@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from math import ceil
 
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.client import Client
@@ -22,12 +21,12 @@ from pagemesh.scheduler_svc.intake import Intake
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
 from pagemesh.scheduler_svc.planning import Admission, Limits, Schedule, plan_step
 from pagemesh.scheduler_svc.prefix import PrefixCache
-from pagemesh.scheduler_svc.request import Request, Status
+from pagemesh.scheduler_svc.request import Request
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.scheduler_svc.results import ResultReader
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
 from pagemesh.shared.engine_messages import Step, StepResult, Submit, Tokens
-from pagemesh.shared.errors import RequestError, SettingsError
+from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard, WireError
 from pagemesh.shared.settings import SchedulerSettings
 
@@ -61,7 +60,7 @@ class Engine:
         self._epoch = epoch
         self._prefix_caching = prefix_caching
         self._report_ended = report_ended
-        self._limits = _limits(card, capacity, settings)
+        self._limits = Limits.of(card, capacity, settings)
         self._intake = Intake(card, capacity, settings.scheduling_policy)
         self._clients: dict[str, Client] = {}
         self._last_event_s = 0.0
@@ -103,7 +102,6 @@ class Engine:
             raise RequestError(message, status=429, code="engine_overloaded")
         self._cache.extend_hashes(request)
         self._lifecycle.enter(request)
-        self.counters.received += 1
 
     def end(self, owner: str, keys: Iterable[int], reason: str, now_s: float) -> None:
         """The owner needs no more tokens: "stop" (its stop string matched) or "abort". Keys that
@@ -179,17 +177,10 @@ class Engine:
             raise InvariantError(f"a result of step {result.step}, which is not the oldest out")
         self._last_event_s = self._oldest_since_s = now_s
         flight = self._inflight.popleft()
-        self._note_landed(flight, result, now_s)
-        self._results.read(flight, result)
-        return self._lifecycle.take_frames(self.engine_id)
-
-    def _note_landed(self, flight: InFlight, result: StepResult, now_s: float) -> None:
-        """Before the result is read: what it ends has begun as well."""
         round_trip_s = now_s - flight.planned_s
         self.counters.steps.landed(round_trip_s, result.inside_s, result.elapsed_s)
-        for request, _, samples in flight.chunks:
-            if samples and not request.start_told and request.status is not Status.FINISHED:
-                request.client.tell_start(request, now_s)
+        self._results.read(flight, result, now_s)
+        return self._lifecycle.take_frames(self.engine_id)
 
     def snapshot(self, last_step: int) -> None:
         """The worker ran no step after `last_step`: the next one carries every running request as
@@ -293,22 +284,3 @@ class Engine:
                 )
         if request.cached_tokens is None:
             request.cached_tokens, request.scheduled_s = cached, now_s
-
-
-def _limits(card: ModelCard, capacity: Capacity, settings: SchedulerSettings) -> Limits:
-    budget = capacity.max_num_batched_tokens
-    if capacity.num_blocks < 2:
-        raise SettingsError("the KV pool has no block for requests", key="kv_cache_memory")
-    if not settings.enable_chunked_prefill and budget < card.max_model_len:
-        raise SettingsError(
-            f"without chunked prefill a step must hold a whole prompt: --max-num-batched-tokens "
-            f"is {budget} and must be at least --max-model-len ({card.max_model_len})",
-            key="enable_chunked_prefill",
-        )
-    return Limits(
-        budget_tokens=budget,
-        max_num_seqs=min(settings.max_num_seqs, capacity.max_num_seqs),
-        block_tokens=card.block_tokens,
-        watermark_blocks=ceil(settings.watermark * (capacity.num_blocks - 1)),
-        chunked_prefill=settings.enable_chunked_prefill,
-    )

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-# Requests come and go by reference count, and few objects are born beyond those that die. With the
-# default of 700 a young collection still comes every few seconds, when every live request counts
-# as young: 5 ms at 1000 of them.
+# Requests come and go by reference count, and few objects are born beyond those that die. With
+# CPython's own threshold a young collection still comes every few seconds, when every live request
+# counts as young: 5 ms at 1000 of them.
 YOUNG_OBJECTS: Final = 50_000
 
 

@@ -48,6 +48,7 @@ class Lifecycle:
         # The tally first: what is in `requests` has one, wherever an interrupt lands.
         client.tallies.setdefault(request.request_id, Tally(request.request_id)).begin()
         client.requests[request.key] = request
+        self._counters.received += 1
         leader = client.leaders.get(request.group)
         if request.group and request.choice == 0:
             client.leaders[request.group] = request
@@ -90,6 +91,7 @@ class Lifecycle:
             return
         self._leave(request)
         request.status = Status.FINISHED
+        request.leader = None  # the leader knows its forks: no cycle may outlive them
         self.release_followers(request)
         client = request.client
         del client.requests[request.key]

@@ -8,6 +8,7 @@ prefills), then waiting ones; a step that preempts admits nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 from typing import NamedTuple
 
 from pagemesh.scheduler_svc.blocks import Allocation, BlockManager, blocks_for
@@ -15,6 +16,9 @@ from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.scheduler_svc.prefix import Prefix, PrefixCache
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.residents import Residents
+from pagemesh.shared.errors import SettingsError
+from pagemesh.shared.messages import Capacity, ModelCard
+from pagemesh.shared.settings import SchedulerSettings
 
 
 class Limits(NamedTuple):
@@ -25,6 +29,28 @@ class Limits(NamedTuple):
     block_tokens: int
     watermark_blocks: int
     chunked_prefill: bool
+
+    @classmethod
+    def of(cls, card: ModelCard, capacity: Capacity, settings: SchedulerSettings) -> Limits:
+        """Raises SettingsError when the pool is empty, or when chunked prefill is off and a full
+        prompt does not fit one step."""
+        budget = capacity.max_num_batched_tokens
+        if capacity.num_blocks < 2:
+            raise SettingsError("the KV pool has no block for requests", key="kv_cache_memory")
+        if not settings.enable_chunked_prefill and budget < card.max_model_len:
+            raise SettingsError(
+                "without chunked prefill a step must hold a whole prompt: "
+                f"--max-num-batched-tokens is {budget} and must be at least --max-model-len "
+                f"({card.max_model_len})",
+                key="enable_chunked_prefill",
+            )
+        return cls(
+            budget_tokens=budget,
+            max_num_seqs=min(settings.max_num_seqs, capacity.max_num_seqs),
+            block_tokens=card.block_tokens,
+            watermark_blocks=ceil(settings.watermark * (capacity.num_blocks - 1)),
+            chunked_prefill=settings.enable_chunked_prefill,
+        )
 
 
 class Rows(NamedTuple):

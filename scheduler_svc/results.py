@@ -28,7 +28,7 @@ class ResultReader:
         self._cache = cache
         self._eos_ids = eos_ids
 
-    def read(self, flight: InFlight, result: StepResult) -> None:
+    def read(self, flight: InFlight, result: StepResult, now_s: float) -> None:
         sampled = unpack_ids(result.sampled)
         if len(sampled) != flight.n_rows:
             raise InvariantError(
@@ -41,7 +41,7 @@ class ResultReader:
         n_decodes = len(flight.decodes)
         self._take_in_decodes(flight.decodes, sampled[:n_decodes])
         for chunk, token in zip(flight.chunks, sampled[n_decodes:], strict=True):
-            self._take_in_chunk(chunk, token)
+            self._take_in_chunk(chunk, token, now_s)
 
     def take_sealed(self) -> list[BlockContent]:
         """(block, hash) pairs published since the last call."""
@@ -72,8 +72,10 @@ class ResultReader:
             if len(request.ids) >= request.max_length or token in request.stop_ids:
                 self._stop_if_over(request, token)
 
-    def _take_in_chunk(self, chunk: Chunk, token: int) -> None:
+    def _take_in_chunk(self, chunk: Chunk, token: int, now_s: float) -> None:
         request, n_tokens, samples = chunk
+        if samples and not request.start_told and request.status is not Status.FINISHED:
+            request.client.tell_start(request, now_s)
         if request.status is not Status.RUNNING:
             if samples:
                 self._deliver_stale(request, token)

@@ -186,6 +186,18 @@ def test_a_row_that_goes_wrong_ends_alone_and_leaves_nothing_in_the_cache(
     assert again.ids == expected_answer([3] * 8, 8)
 
 
+@pytest.mark.parametrize("fault", ["nonfinite", "failed"])
+def test_a_request_that_fails_in_its_first_step_never_started(fault: str) -> None:
+    driver = Driver()
+    bad = driver.submit(make_submit(1, [3] * 8))
+    good = driver.submit(make_submit(2, [4] * 8))
+    driver.plan(**{fault: [0]})
+    driver.run()
+    assert bad.error is not None
+    assert bad.started == []
+    assert good.started == [0]
+
+
 def test_a_row_that_should_have_sampled_and_did_not_fails_alone() -> None:
     driver = Driver()
     mute = driver.submit(make_submit(1, PROMPT))
@@ -196,7 +208,7 @@ def test_a_row_that_should_have_sampled_and_did_not_fails_alone() -> None:
     tokens = unpack_ids(result.sampled)
     driver.pending.append(result._replace(sampled=pack_ids([-1, tokens[1]])))
     driver.run()
-    assert (mute.error, mute.ids) == ("step_failed", [])
+    assert (mute.error, mute.ids, mute.started) == ("step_failed", [], [])
     assert fine.ids == ANSWER[:8]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from scheduler_helpers import (
 )
 
 from pagemesh.scheduler_svc.client import Client
+from pagemesh.scheduler_svc.request import Request
 from pagemesh.shared.engine_messages import NewRow, PromptLogprobs
 from pagemesh.shared.hashing import chain_hashes, split_hashes
 from pagemesh.shared.wire import pack_ids, unpack_ids
@@ -328,6 +331,35 @@ def test_choices_built_on_a_prompt_that_failed_fail_too(leader_is_over: bool) ->
     assert [answer.error for answer in seen[1:]] == ["step_failed"] * 2
     assert [answer.ids for answer in seen] == [[], [], []]
     assert beside.ids == expected_answer([3, 4, 5], 8)
+
+
+def n_remembered(request_id: str) -> int:
+    """Requests that are somewhere in memory."""
+    requests = [each for each in gc.get_objects() if isinstance(each, Request)]
+    return sum(request.request_id == request_id for request in requests)
+
+
+@pytest.mark.parametrize("leader_ends_first", [False, True])
+def test_choices_that_ended_are_freed_without_the_garbage_collector(
+    leader_ends_first: bool,
+) -> None:
+    """It runs rarely in this service."""
+    driver = Driver(run_ahead_depth=2)
+    request_id = f"freed {leader_ends_first}"
+    submit_group(driver, PROMPT, request_id=request_id)
+    driver.plan()
+    driver.plan()
+    assert len(driver.engine._clients[OWNER].requests[0].forks) == 2
+    gc.disable()
+    try:
+        if leader_ends_first:
+            driver.engine.end(OWNER, [0], "abort", 0.0)
+        driver.run()
+        driver.submit(make_submit(9, [3, 4, 5]))  # steps to come forget the rows of those before
+        driver.run()
+        assert n_remembered(request_id) == 0
+    finally:
+        gc.enable()
 
 
 def test_only_choice_zero_scores_the_prompt() -> None:
