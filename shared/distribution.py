@@ -46,6 +46,11 @@ class Observations:
         self._counts[bisect_left(self._bounds, value)] += times
         self._total += value * times
 
+    def add(self, other: Observations) -> None:
+        """Count all that `other`, of the same bounds, has counted."""
+        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        self._total += other._total
+
     def so_far(self) -> Distribution:
         return Distribution(list(self._counts), self._total)
 
@@ -83,7 +88,10 @@ class Histogram(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> Observations:
-        return self._series.setdefault(values, Observations(self._bounds))
+        observations = self._series.get(values)
+        if observations is None:
+            observations = self._series[values] = Observations(self._bounds)
+        return observations
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)

@@ -38,15 +38,6 @@ class _Steps(NamedTuple):
     distribution: Callable[[StepStats], Distribution]
 
 
-class _Kind(NamedTuple):
-    """Gauges that are told apart by one more label."""
-
-    name: str
-    help: str
-    label: str
-    values: Callable[[EngineStats], dict[str, float]]
-
-
 _KV_HELP: Final = "Share of the KV blocks in use, 0 to 1"
 _QUERIES_HELP: Final = "Tokens of newly admitted requests looked up in the prefix cache"
 _HITS_HELP: Final = "Tokens of newly admitted requests found in the prefix cache"
@@ -111,25 +102,6 @@ _VALUES: Final = (
     ),
 )
 
-_KINDS: Final = (
-    _Kind(
-        "vllm:num_requests_waiting_by_reason",
-        "Requests waiting to be scheduled: for capacity, or deferred until another choice of "
-        "their prompt has computed it",
-        "reason",
-        lambda stats: {
-            "capacity": stats.waiting - stats.waiting_deferred,
-            "deferred": stats.waiting_deferred,
-        },
-    ),
-    _Kind(
-        "vllm:engine_sleep_state",
-        "Engines here do not sleep",
-        "sleep_state",
-        lambda _: {"awake": 1, "weights_offloaded": 0, "discard_all": 0},
-    ),
-)
-
 _STEPS: Final = (
     _Steps(
         "vllm:iteration_tokens_total",
@@ -189,8 +161,7 @@ class EngineCollector(Collector):
 def _families(engines: list[EngineStatus]) -> Iterator[Metric]:
     for value in _VALUES:
         yield _family_of_values(value, engines)
-    for kind in _KINDS:
-        yield _family_of_kinds(kind, engines)
+    yield _waiting_by_reason(engines)
     for steps in _STEPS:
         yield _family_of_steps(steps, engines)
     yield _cache_config(engines)
@@ -207,11 +178,18 @@ def _family_of_values(series: _Value, engines: list[EngineStatus]) -> Metric:
     return family
 
 
-def _family_of_kinds(series: _Kind, engines: list[EngineStatus]) -> Metric:
-    family = GaugeMetricFamily(series.name, series.help, labels=(*LABELS, series.label))
+def _waiting_by_reason(engines: list[EngineStatus]) -> Metric:
+    family = GaugeMetricFamily(
+        "vllm:num_requests_waiting_by_reason",
+        "Requests waiting to be scheduled: for capacity, or deferred until another choice of "
+        "their prompt has computed it",
+        labels=(*LABELS, "reason"),
+    )
     for engine in engines:
-        for kind, value in series.values(engine.stats).items():
-            family.add_metric((*_labels(engine), kind), value)
+        stats = engine.stats
+        capacity = stats.waiting - stats.waiting_deferred
+        family.add_metric((*_labels(engine), "capacity"), capacity)
+        family.add_metric((*_labels(engine), "deferred"), stats.waiting_deferred)
     return family
 
 

@@ -26,9 +26,6 @@ GOLDEN = {
     "vllm:gpu_prefix_cache_hits_total": 48,
     "pagemesh_readmission_prefix_queries_total": 30,
     "pagemesh_readmission_prefix_hits_total": 20,
-    "vllm:engine_sleep_state awake": 1,
-    "vllm:engine_sleep_state weights_offloaded": 0,
-    "vllm:engine_sleep_state discard_all": 0,
     "vllm:cache_config_info 16 8 float32": 1,
 }
 HISTOGRAMS = {
