@@ -82,6 +82,9 @@ class Outbox:
         """Drop what is pending for a request that nobody waits for any more."""
         for place in [place for place in self._pending if place[0] == request_id]:
             self._pending_bytes -= size_bytes(self._pending.pop(place))
+        self._begun = [begun for begun in self._begun if begun.request_id != request_id]
+        if not self._pending:
+            self._since_s = None
 
     def flush(self) -> None:
         """Hand all that is pending to the link, now. Silent on a closed link."""

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 
 import structlog
 from aiohttp import web
 
-from pagemesh.shared.engine_messages import Lost, Submit, Tokens
+from pagemesh.shared.engine_messages import Lost, Tokens
 from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import (
     Accepted,
     Cancel,
-    Delta,
     Detokenize,
     Engines,
     Failed,
     Generate,
     ModelCard,
     Tokenize,
-    WireError,
 )
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
@@ -31,8 +28,8 @@ from pagemesh.shared.service import Runtime
 from pagemesh.shared.wire import Message
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.answers import Answers
+from pagemesh.tokenizer_svc.delivery import Delivery
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
-from pagemesh.tokenizer_svc.logprobs import pieces
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.pipeline import Pipeline
@@ -67,6 +64,7 @@ class TokenizerService:
             in_flight=lambda: len(self._requests),
             waiting=lambda: self._pool.waiting + self._answers.waiting,
         )
+        self._delivery = Delivery(self._pipeline, self._placement, self._requests, self._metrics)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(LINK_PATH, self._serve_gateway)]
@@ -114,7 +112,7 @@ class TokenizerService:
             self._outboxes.discard(outbox)
             self._answers.hang_up(outbox)
             for request_id in self._requests.of(outbox):
-                self._abort(request_id)
+                self._delivery.abort(request_id)
             sender.cancel()
             outbox.flush()
             await asyncio.gather(sender, return_exceptions=True)  # it logs its own failure
@@ -128,7 +126,7 @@ class TokenizerService:
             case Cancel(request_id=request_id):
                 request = self._requests.get(request_id)
                 if request is not None and request.outbox is outbox:
-                    self._abort(request_id)
+                    self._delivery.abort(request_id)
                 self._answers.cancel(outbox, request_id)
             case Tokenize() | Detokenize():
                 self._answers.ask(outbox, message)
@@ -144,7 +142,7 @@ class TokenizerService:
             self._refuse(outbox, request_id, error)
             return
         if older is not None:
-            self._abort(request_id)
+            self._delivery.abort(request_id)
         request = Request(request_id, generate.attempt, outbox)
         self._requests.add(request)
         request.spawn(self._admit(request, generate))
@@ -154,7 +152,7 @@ class TokenizerService:
         try:
             await self._admit_or_raise(request, generate)
         except Exception as error:
-            self._abort(request.request_id)
+            self._delivery.abort(request.request_id)
             self._refuse(request.outbox, request.request_id, error)
 
     async def _admit_or_raise(self, request: Request, generate: Generate) -> None:
@@ -167,7 +165,7 @@ class TokenizerService:
         admitted = self._pipeline.open(prepared)
         accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
         request.outbox.send(accepted)
-        self._deliver(admitted.deltas, time.monotonic())
+        self._delivery.deliver(admitted.deltas, time.monotonic())
         engine = None
         if admitted.submits:
             engine = (await self._placement.place(admitted.submits, request.card)).engine_id
@@ -204,29 +202,12 @@ class TokenizerService:
         known = any(name in status.card.names for status in self._placement.statuses())
         return self._pipeline.text_model if known else None
 
-    def _abort(self, request_id: str) -> None:
-        """Forget a request, here and below."""
-        request = self._requests.remove(request_id)
-        if request is not None:
-            request.outbox.forget(request_id)
-        self._placement.end(self._pipeline.close(request_id), "abort")
-
     def _refuse(self, outbox: Outbox, request_id: str, error: Exception) -> None:
         """Answer what no engine has seen."""
         refusal = public_error(request_id, error)
         self._metrics.refused.labels(str(refusal.status)).inc()
         log.info("request_refused", request_id=request_id, status=refusal.status)
         outbox.send(Failed(request_id, refusal))
-
-    def _fail(self, request: Request, error: WireError) -> None:
-        """A request is answered whole or not at all: its first failed choice ends the others."""
-        request_id = request.request_id
-        log.warning(
-            "request_failed", request_id=request_id, status=error.status, error=error.message
-        )
-        request.outbox.flush()
-        self._abort(request_id)
-        request.outbox.send(Failed(request_id, error))
 
     def _push_engines(self) -> None:
         for outbox in self._outboxes:
@@ -246,78 +227,18 @@ class TokenizerService:
             # A frame that makes no sense: whatever that scheduler holds is safer elsewhere.
             log.exception("scheduler_frame_failed", peer=link.name)
         finally:
-            self._resume(self._placement.link_down(link), cause="scheduler_link_lost")
+            self._delivery.resume(self._placement.link_down(link), cause="scheduler_link_lost")
 
     async def _on_scheduler(self, link: Link, message: Message) -> None:
         match message:
             case Tokens():
-                await self._on_tokens(message)
+                await self._delivery.take(message)
             case Engines():
                 self._placement.update(link, message)
             case Lost():
-                self._resume(self._placement.lost(link, message), cause="engine_lost")
+                self._delivery.resume(self._placement.lost(link, message), cause="engine_lost")
             case _:
                 _warn_unexpected(link, message)
-
-    async def _on_tokens(self, tokens: Tokens) -> None:
-        """Prompt logprobs come by the ten thousand: the loop turns between pieces of them."""
-        arrived_s = time.monotonic()
-        for piece in pieces(tokens.prompt_logprobs):
-            self._pipeline.add_prompt_logprobs(piece)
-            await asyncio.sleep(0)
-        fed = self._pipeline.feed(tokens._replace(prompt_logprobs=[]))
-        self._placement.release(end.key for end in tokens.ended)
-        self._placement.release(key for key, _ in tokens.failed)
-        self._placement.end(fed.end_keys, "stop")
-        for begun in fed.begun:
-            request = self._requests.get(begun.request_id)
-            if request is not None:
-                request.outbox.begin(begun)
-        self._deliver(fed.deltas, arrived_s)
-
-    def _deliver(self, deltas: Iterable[Delta], arrived_s: float) -> None:
-        """`arrived_s` is when what they are made of came. Several choices of a request may end in
-        one frame, so it is let go after the last."""
-        n_tokens = 0
-        ended: set[str] = set()
-        outbox: Outbox | None = None
-        for delta in deltas:
-            n_tokens += len(delta.token_ids) // 4
-            request = self._requests.get(delta.request_id)
-            if request is None:
-                continue
-            if delta.error is not None:
-                self._fail(request, delta.error)
-                continue
-            if request.outbox is not outbox:
-                outbox = request.outbox
-                outbox.arrived(arrived_s)
-            outbox.add(delta)
-            if delta.finish_reason is not None:
-                ended.add(delta.request_id)
-        for request_id in ended:
-            if request_id not in self._pipeline:
-                self._requests.remove(request_id)
-        self._metrics.output_tokens.inc(n_tokens)
-
-    def _resume(self, keys: list[int], *, cause: str) -> None:
-        """Place choices elsewhere, with what they have generated so far."""
-        resumed = self._pipeline.resume(keys)
-        self._deliver(resumed.deltas, time.monotonic())
-        if resumed.submits:
-            log.warning("choices_resubmitted", cause=cause, choices=len(resumed.submits))
-            self._metrics.resubmitted.inc(len(resumed.submits))
-        for submit in resumed.submits:
-            request = self._requests.get(submit.request_id)
-            if request is not None:
-                request.spawn(self._place_again(request, submit))
-
-    async def _place_again(self, request: Request, submit: Submit) -> None:
-        assert request.card is not None  # it was placed before
-        try:
-            await self._placement.place([submit], request.card)
-        except Exception as error:
-            self._fail(request, public_error(request.request_id, error))
 
 
 def _warn_unexpected(link: Link, message: Message) -> None:

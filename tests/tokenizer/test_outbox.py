@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from pagemesh.shared.distribution import HOP_S, Observations
-from pagemesh.shared.messages import Delta, Deltas, TokenLogprob, WireError
+from pagemesh.shared.messages import Begun, Delta, Deltas, TokenLogprob, WireError
 from pagemesh.shared.wire import BadFrame, Message, pack_ids
 from pagemesh.tokenizer_svc.outbox import Outbox, merge, size_bytes
 
@@ -86,8 +87,13 @@ async def link() -> BusyLink:
 
 
 @pytest.fixture
-async def box(link: BusyLink) -> AsyncIterator[Outbox]:
-    outbox = Outbox(link, Observations(HOP_S))  # type: ignore[arg-type]
+async def token_s() -> Observations:
+    return Observations(HOP_S)
+
+
+@pytest.fixture
+async def box(link: BusyLink, token_s: Observations) -> AsyncIterator[Outbox]:
+    outbox = Outbox(link, token_s)  # type: ignore[arg-type]
     sender = asyncio.create_task(outbox.run())
     yield outbox
     sender.cancel()
@@ -146,6 +152,32 @@ async def test_nothing_is_sent_for_a_forgotten_request(box: Outbox, link: BusyLi
     box.forget("r")
     box.add(delta("b")._replace(request_id="other"))
     assert await rows(link) == [(0, "b")]
+
+
+async def test_the_beginning_of_a_forgotten_request_is_not_told(
+    box: Outbox, link: BusyLink
+) -> None:
+    for request_id in ("r", "other"):
+        box.begin(Begun(request_id, 0, "engine-1", 0, 0.0, 0.0))
+        box.add(delta("a")._replace(request_id=request_id))
+    box.forget("r")
+    frame = await link.sent.get()
+    assert isinstance(frame, Deltas)
+    assert [begun.request_id for begun in frame.begun] == ["other"]
+
+
+async def test_the_wait_of_forgotten_tokens_is_not_that_of_the_next(
+    box: Outbox, link: BusyLink, token_s: Observations
+) -> None:
+    an_hour_s = 3600.0
+    box.arrived(time.monotonic() - an_hour_s)
+    box.add(delta("a"))
+    box.forget("r")
+    box.arrived(time.monotonic())
+    box.add(delta("b")._replace(request_id="other"))
+    assert await rows(link) == [(0, "b")]
+    assert sum(token_s.so_far().counts) == 1
+    assert token_s.so_far().total < an_hour_s
 
 
 async def test_a_sender_that_fails_says_so_and_takes_its_link_along(

@@ -238,6 +238,24 @@ async def test_metrics_count_tokens_and_name_engines(
     assert 'vllm:num_requests_running{engine="engine-1",model_name="small"}' in text
 
 
+async def test_only_what_goes_to_a_gateway_is_counted_and_timed(
+    mesh: Mesh, gateway: ScriptedGateway, scheduler: ScriptedScheduler
+) -> None:
+    """A request ends with its first failed choice; others of the same frame go on."""
+    before = await placed(gateway, scheduler, generate(request_id="before"))
+    failing = await placed(gateway, scheduler, generate(request_id="failing", n=2))
+    sibling = await scheduler.submits.get()
+    after = await placed(gateway, scheduler, generate(request_id="after"))
+    submits = (before, failing, sibling, after)
+    scheduler.send(tokens({each.key: [-5 if each is failing else 5] for each in submits}))
+    await gateway.failed("failing")
+    for request_id in ("before", "after"):
+        await gateway.delta(request_id)
+    text = generate_latest(mesh.runtime.metrics).decode()
+    assert "pagemesh_tokenizer_output_tokens_total 2.0" in text
+    assert "pagemesh_tokenizer_token_seconds_count 2.0" in text
+
+
 async def test_a_new_gateway_learns_the_engines_at_once(
     mesh: Mesh, gateway: ScriptedGateway, scheduler: ScriptedScheduler
 ) -> None:
