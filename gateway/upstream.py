@@ -7,6 +7,7 @@ goes to another service, or waits for one, for at most `timeout_s`, with its gen
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -69,7 +70,7 @@ class Upstream:
         """
         if self.draining:
             raise not_ready("it is shutting down")
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         entries: list[PendingGeneration] = []
         with self._busy():
             try:
@@ -168,7 +169,7 @@ class Upstream:
                 log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
 
     def _deliver(self, link: Link, rows: list[Delta]) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         for row in rows:
             entry = self._table.get(row.request_id)
             if isinstance(entry, PendingGeneration) and entry.link == link.name:

@@ -11,6 +11,7 @@ own; arrivals of one turn, which this process itself was too slow to part, make 
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import Protocol
 
@@ -37,20 +38,19 @@ class Turn:
 
     def add(self, stream: LiveStream) -> None:
         if not self._streams:
-            loop = asyncio.get_running_loop()
-            self._since_s = loop.time()
-            loop.call_soon(self._end)
+            # Not the loop's clock, which uvloop keeps in whole milliseconds.
+            self._since_s = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._end)
         self._streams[stream] = None
 
     def _end(self) -> None:
-        loop = asyncio.get_running_loop()
         streams, self._streams = self._streams, {}
-        nudge_at_s = self._since_s + KEEP_ALIVE_S
-        written = [(stream, stream.word(nudge_at_s)) for stream in streams]
-        for stream, data in written:
+        worded = [(stream, stream.word()) for stream in streams]
+        nudge_at_s = asyncio.get_running_loop().time() + KEEP_ALIVE_S
+        for stream, data in worded:
             if data:
-                stream.write(data)
-        self._token_s.observe(loop.time() - self._since_s)
+                stream.write(data, nudge_at_s)
+        self._token_s.observe(time.monotonic() - self._since_s)
 
 
 class LiveStream:
@@ -67,11 +67,11 @@ class LiveStream:
 
     async def run(self) -> None:
         """Write what comes, until the handler is needed: at the end, for a comment, for a client
-        that is behind, for an error. Raises what wording raised."""
+        that is behind, for an error. Raises what wording or writing raised."""
         with self._generation.telling(partial(self._turn.add, self)):
             await self._left
 
-    def word(self, nudge_at_s: float) -> bytes:
+    def word(self) -> bytes:
         """The events to write now; nothing once the handler has taken over."""
         generation = self._generation
         if self._left.done():
@@ -79,13 +79,16 @@ class LiveStream:
         if generation.wants_handler or self._transport.get_write_buffer_size():
             self._left.set_result(None)
             return b""
-        generation.nudge_at_s = nudge_at_s
         try:
             return b"".join(map(self._wording.event, generation.take()))
         except Exception as error:
             self._left.set_exception(error)
             return b""
 
-    def write(self, data: bytes) -> None:
-        """One chunk (RFC 9112, section 7.1)."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    def write(self, data: bytes, nudge_at_s: float) -> None:
+        """One chunk (RFC 9112, section 7.1). A transport that fails costs no other stream."""
+        self._generation.nudge_at_s = nudge_at_s
+        try:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        except Exception as error:
+            self._left.set_exception(error)

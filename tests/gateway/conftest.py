@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from gateway_fakes import (
     FakeTokenizer,
     Gateway,
+    Tls,
     fake_tokenizer,
     running_gateway,
     say_hello,
@@ -33,3 +38,23 @@ async def gateway(settings: Settings, tokenizer: FakeTokenizer) -> AsyncIterator
     async with running_gateway(settings) as gateway:
         await gateway.until_ready()
         yield gateway
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A self-signed certificate of 127.0.0.1 and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
+    subject = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run([*make.split(), *subject], check=True, capture_output=True)
+    return certificate, key
+
+
+@pytest.fixture
+def tls(certificate: tuple[Path, Path]) -> Tls:
+    chain, key = certificate
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(chain, key)
+    return Tls(server, ssl.create_default_context(cafile=chain))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -252,8 +253,15 @@ class Gateway:
                 await self.get("/ready")
 
 
+class Tls(NamedTuple):
+    """Both sides of one certificate."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
 @asynccontextmanager
-async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
+async def running_gateway(settings: Settings, tls: Tls | None = None) -> AsyncIterator[Gateway]:
     """The real shell on a free port, until the block ends."""
     built: asyncio.Future[tuple[str, GatewayService]] = asyncio.Future()
 
@@ -269,6 +277,7 @@ async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             build,
             host="127.0.0.1",
             port=0,
+            tls=tls and tls.server,
             middlewares=middlewares(settings),
         )
     )
@@ -276,8 +285,9 @@ async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     try:
         instance_id, core = await built
         address = await _address_of(instance_id, registry)
-        async with aiohttp.ClientSession() as session:
-            yield Gateway(f"http://{address}", core, session)
+        connector = aiohttp.TCPConnector(ssl=tls.client if tls else True)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield Gateway(f"http{'s' if tls else ''}://{address}", core, session)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

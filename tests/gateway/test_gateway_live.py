@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from typing import Final
 
 import msgspec
 import pytest
-from gateway_fakes import Conversation, FakeTokenizer, Gateway
+import uvloop
+from gateway_fakes import (
+    Conversation,
+    FakeTokenizer,
+    Gateway,
+    Tls,
+    fake_tokenizer,
+    running_gateway,
+)
+from metric_names import Scrape
 
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.live import LiveStream, Turn
 from pagemesh.shared.distribution import HOP_S, Observations
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta
+from pagemesh.shared.settings import Settings
 
-COMPLETIONS = "/v1/completions"
-BODY = {"prompt": "a", "stream": True}
+COMPLETIONS: Final = "/v1/completions"
+BODY: Final = {"prompt": "a", "stream": True}
 
 
 class Connection:
@@ -24,12 +36,15 @@ class Connection:
 
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.unsent_bytes, self.written = name, 0, b""
+        self.broken = False
         self._log = log
 
     def get_write_buffer_size(self) -> int:
         return self.unsent_bytes
 
     def write(self, data: bytes) -> None:
+        if self.broken:
+            raise ArithmeticError("broken transport")
         self._log.append(f"write {self.name}")
         self.written += data
 
@@ -151,6 +166,26 @@ async def test_a_gain_that_cannot_be_worded_ends_its_own_stream(clients: list[Cl
     assert second.connection.written == b"1\r\nx\r\n"
 
 
+async def test_a_write_that_fails_ends_its_own_stream(clients: list[Client]) -> None:
+    first, second = clients
+    first.connection.broken = True
+    first.gain("x")
+    second.gain("y")
+    with pytest.raises(ArithmeticError):
+        await first.running
+    assert second.connection.written == b"1\r\ny\r\n"
+
+
+async def test_only_what_is_written_puts_off_the_next_comment(clients: list[Client]) -> None:
+    first = clients[0]
+    first.gain("")  # half a character, say
+    await turns()
+    assert first.generation.nudge_at_s == 0
+    first.gain("x")
+    await turns()
+    assert first.generation.nudge_at_s > asyncio.get_running_loop().time()
+
+
 async def test_nothing_is_written_for_a_handler_that_is_gone(clients: list[Client]) -> None:
     first = clients[0]
     first.gain("x")
@@ -172,8 +207,15 @@ async def test_a_client_that_keeps_up_gets_an_event_for_each_token(
         assert await next_text(response.content) == str(i - 1)
         talk.delta(str(i), [i])
     assert await next_text(response.content) == "19"
+    assert await n_live(gateway) == 19
     talk.delta("", [], finish_reason="stop")
     assert (await response.read()).endswith(b"data: [DONE]\n\n")
+
+
+async def n_live(gateway: Gateway) -> float:
+    """Turns of the event loop in which live streams gained something."""
+    seen = Scrape.of(await gateway.metrics())
+    return seen.total("pagemesh_gateway_token_seconds_count")
 
 
 async def next_text(content: asyncio.StreamReader) -> str:
@@ -201,4 +243,51 @@ async def test_a_client_of_http_1_0_gets_plain_bytes(
         talk.delta(str(i), [i])
     talk.delta("", [], finish_reason="stop")
     assert (await reader.read()).endswith(b"data: [DONE]\n\n")
+    assert await n_live(gateway) == 0
     writer.close()
+
+
+async def read_live_then_stop(
+    gateway: Gateway, tokenizer: FakeTokenizer, tls: ssl.SSLContext | None = None
+) -> None:
+    """A client whose stream is live while it reads, and that is cut after it has stopped."""
+    host, port = gateway.url.rpartition("/")[2].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
+    body = msgspec.json.encode(BODY)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("0", [0])
+    await reader.readuntil(b"\n\n")
+    for i in range(1, 5):
+        talk.delta(str(i), [i])
+        assert f'"text":"{i}"'.encode() in await reader.readuntil(b"\n\n")
+    assert await n_live(gateway) == 4
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    async with asyncio.timeout(30):
+        while not talk.cancelled.is_set():
+            talk.delta("x" * 65536, [1])
+            await asyncio.sleep(0)
+    seen = Scrape.of(await gateway.metrics())
+    assert seen.total("pagemesh_slow_clients_aborted_total") == 1
+    writer.transport.abort()
+
+
+async def run_read_live_then_stop(settings: Settings, tls: Tls | None = None) -> None:
+    async with (
+        fake_tokenizer(settings) as tokenizer,
+        running_gateway(settings, tls) as gateway,
+    ):
+        await gateway.until_ready()
+        await read_live_then_stop(gateway, tokenizer, tls and tls.client)
+
+
+def test_a_client_that_stops_reading_is_cut_under_uvloop(settings: Settings) -> None:
+    uvloop.run(run_read_live_then_stop(settings))
+
+
+def test_a_client_that_stops_reading_is_cut_under_uvloop_and_tls(
+    settings: Settings, tls: Tls
+) -> None:
+    uvloop.run(run_read_live_then_stop(settings, tls))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
 import subprocess
 import sys
@@ -36,18 +35,6 @@ async def gateway_process(redis_url: str, mesh_name: str, *flags: str) -> AsyncI
         process.terminate()
         assert await process.wait() == 0
         await registry.close()
-
-
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """A self-signed certificate of 127.0.0.1 and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate")
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-    subject = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
-    subprocess.run([*make.split(), *subject], check=True, capture_output=True)
-    return certificate, key
 
 
 async def test_tls_with_the_files_of_the_settings(
