@@ -64,7 +64,6 @@ class PendingGeneration:
         self.generation = generation
         self._generate = generate
         self._prompt_index = prompt_index
-        self._tally = tally
         self._prompt_counted = False
         n = generate.params.n
         self._ids = [bytearray() for _ in range(n)]
@@ -140,10 +139,10 @@ class PendingGeneration:
     def _end(self, choice: int, reason: str) -> None:
         timing = self._timings[choice]
         self._open.discard(choice)
-        self._tally.finished(reason, timing.engine_id)
         if self._prompt_counted and not self._open:
             longest = max(timing.n_tokens for timing in self._timings)
             timing.tally.longest_choice_tokens.observe(longest)
+        timing.ended(reason)
 
     def _end_all(self, reason: str) -> None:
         for choice in sorted(self._open):

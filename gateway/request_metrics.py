@@ -12,7 +12,7 @@ shows them to Prometheus.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 from pagemesh.shared.distribution import Observations
@@ -20,6 +20,9 @@ from pagemesh.shared.messages import Begun
 from pagemesh.shared.sampling import SamplingParams
 
 NO_ENGINE: Final = ""
+FORMER: Final = "(former)"
+# Each restart of a worker is another engine, and its series must not pile up.
+MAX_FORMER_ENGINES: Final = 4
 
 # vLLM's bounds, continued downwards for small models.
 FIRST_TOKEN_S: Final = (
@@ -43,6 +46,8 @@ class EngineTally:
     """Of the choices that one engine generated, for one model."""
 
     def __init__(self) -> None:
+        self.n_open = 0
+        """Choices that run there, or did when it was lost."""
         self.finished: Counter[str] = Counter(dict.fromkeys(FINISH_REASONS, 0))
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -71,6 +76,18 @@ class EngineTally:
         if params.max_tokens is not None:
             self.max_tokens.observe(params.max_tokens)
 
+    def add(self, other: EngineTally) -> None:
+        """Take over what was counted for `other`, which has no open choice."""
+        self.finished.update(other.finished)
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.generation_tokens += other.generation_tokens
+        for mine, theirs in zip(self._observations(), other._observations(), strict=True):
+            mine.add(theirs)
+
+    def _observations(self) -> list[Observations]:
+        return [value for value in vars(self).values() if isinstance(value, Observations)]
+
 
 class ModelTally:
     """Of all choices for one model."""
@@ -86,6 +103,17 @@ class ModelTally:
         if tally is None:
             tally = self.engines[engine_id] = EngineTally()
         return tally
+
+    def fold_former(self, live: Container[str]) -> None:
+        """Keep the newest of the engines that are not `live` and have no open choice; what was
+        counted for the older ones goes to FORMER, so that no total shrinks."""
+        former = [
+            engine_id
+            for engine_id, tally in self.engines.items()
+            if engine_id not in live and engine_id not in (NO_ENGINE, FORMER) and not tally.n_open
+        ]
+        for engine_id in former[:-MAX_FORMER_ENGINES]:
+            self.engine(FORMER).add(self.engines.pop(engine_id))
 
     def received(self, choices: int) -> None:
         self.n_received += choices
@@ -103,7 +131,15 @@ class RequestMetrics:
         self.models: dict[str, ModelTally] = {}
 
     def of(self, model: str) -> ModelTally:
-        return self.models.setdefault(model, ModelTally())
+        tally = self.models.get(model)
+        if tally is None:
+            tally = self.models[model] = ModelTally()
+        return tally
+
+    def fold_former(self, live: Container[str]) -> None:
+        """`live` are the ids of all engines that can still generate something."""
+        for tally in self.models.values():
+            tally.fold_former(live)
 
     def tallies(self) -> Iterator[tuple[str, str, EngineTally]]:
         """(model, engine id, tally)."""
@@ -138,7 +174,7 @@ class ChoiceTiming:
 
     @property
     def tally(self) -> EngineTally:
-        """That of `engine_id`, made when first something counts: NO_ENGINE is rarely needed."""
+        """That of `engine_id`. NO_ENGINE is rarely needed, so it is made when something counts."""
         if self._tally is None:
             self._tally = self._model.engine(self.engine_id)
         return self._tally
@@ -146,7 +182,9 @@ class ChoiceTiming:
     def begin(self, begun: Begun) -> None:
         """An engine has a first token. After a resume the phases of the first engine count; what
         the next ones need is part of the decoding, as after a preemption."""
-        self.engine_id, self._tally = begun.engine_id, None
+        self._leave_engine()
+        self.engine_id, self._tally = begun.engine_id, self._model.engine(begun.engine_id)
+        self._tally.n_open += 1
         if self._begun is None:
             self._begun = begun
 
@@ -177,3 +215,12 @@ class ChoiceTiming:
             tally.prefill_s.observe(self._begun.prefill_s)
             tally.inference_s.observe(self._begun.prefill_s + decode_s)
             tally.tokens_computed.observe(n_prompt_tokens - self._begun.cached_tokens)
+
+    def ended(self, reason: str) -> None:
+        """Whatever ended it. The last that counts."""
+        self._model.finished(reason, self.engine_id)
+        self._leave_engine()
+
+    def _leave_engine(self) -> None:
+        if self._begun is not None:
+            self.tally.n_open -= 1

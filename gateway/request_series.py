@@ -21,6 +21,7 @@ from pagemesh.gateway.request_metrics import (
     TOKEN_GAP_S,
     TOKENS,
     EngineTally,
+    ModelTally,
     RequestMetrics,
 )
 from pagemesh.shared.distribution import Observations, add_distribution
@@ -152,7 +153,7 @@ _DISTRIBUTIONS: Final = (
 
 class RequestCollector(Collector):
     """At the moment of the scrape. Engines that have generated nothing yet are shown with zeros,
-    so that rates start from there."""
+    so that rates start from there; of former ones a few are shown each, the others as one."""
 
     def __init__(
         self, requests: RequestMetrics, engines: Callable[[], Iterable[EngineStatus]]
@@ -161,29 +162,39 @@ class RequestCollector(Collector):
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:
-        for engine in self._engines():
-            self._requests.of(engine.card.names[0]).engine(engine.engine_id)
-        return self._families()
+        live = [(engine.card.names[0], engine.engine_id) for engine in self._engines()]
+        self._requests.fold_former({engine_id for _, engine_id in live})
+        return _Shown(self._requests, live).families()
 
     def describe(self) -> Iterator[Metric]:
         """Registering must not ask for engines that do not exist yet."""
-        return self._families()
+        return _Shown(self._requests, []).families()
 
-    def _families(self) -> Iterator[Metric]:
+
+class _Shown:
+    """What there is to show, with zeros for the live engines (model, id) that counted nothing."""
+
+    def __init__(self, requests: RequestMetrics, live: Sequence[tuple[str, str]]) -> None:
+        self._models = {model: ModelTally() for model, _ in live} | requests.models
+        self._engines = dict.fromkeys(live, EngineTally())
+        for model, engine_id, tally in requests.tallies():
+            self._engines[model, engine_id] = tally
+
+    def families(self) -> Iterator[Metric]:
         yield from self._choices()
         yield self._finished()
         yield self._prompt_tokens_by_source()
         for total in _TOTALS:
             counter = CounterMetricFamily(total.name, total.help, labels=LABELS)
-            for model, engine_id, tally in self._requests.tallies():
-                counter.add_metric((model, engine_id), total.value(tally))
+            for labels, tally in self._engines.items():
+                counter.add_metric(labels, total.value(tally))
             yield counter
         for shown in _DISTRIBUTIONS:
             histogram = HistogramMetricFamily(shown.name, shown.help, labels=LABELS)
-            for model, engine_id, tally in self._requests.tallies():
+            for labels, tally in self._engines.items():
                 so_far = shown.observations(tally).so_far()
-                if engine_id != NO_ENGINE or any(so_far.counts):
-                    add_distribution(histogram, (model, engine_id), shown.bounds, so_far)
+                if labels[1] != NO_ENGINE or any(so_far.counts):
+                    add_distribution(histogram, labels, shown.bounds, so_far)
             yield histogram
 
     def _choices(self) -> Iterator[Metric]:
@@ -198,7 +209,7 @@ class RequestCollector(Collector):
             "Choices received and not yet finished",
             labels=("model_name",),
         )
-        for model, tally in self._requests.models.items():
+        for model, tally in self._models.items():
             received.add_metric((model,), tally.n_received)
             in_flight.add_metric((model,), tally.n_in_flight)
         yield received
@@ -212,9 +223,9 @@ class RequestCollector(Collector):
             "engine had a token of it",
             labels=(*LABELS, "finished_reason"),
         )
-        for model, engine_id, tally in self._requests.tallies():
+        for labels, tally in self._engines.items():
             for reason, count in tally.finished.items():
-                family.add_metric((model, engine_id, reason), count)
+                family.add_metric((*labels, reason), count)
         return family
 
     def _prompt_tokens_by_source(self) -> Metric:
@@ -223,8 +234,8 @@ class RequestCollector(Collector):
             "Those of vllm:prompt_tokens that were computed, and those found in the prefix cache",
             labels=(*LABELS, "source"),
         )
-        for model, engine_id, tally in self._requests.tallies():
+        for labels, tally in self._engines.items():
             computed = tally.prompt_tokens - tally.cached_tokens
-            family.add_metric((model, engine_id, "local_compute"), computed)
-            family.add_metric((model, engine_id, "local_cache_hit"), tally.cached_tokens)
+            family.add_metric((*labels, "local_compute"), computed)
+            family.add_metric((*labels, "local_cache_hit"), tally.cached_tokens)
         return family

@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import product
 from typing import Any, Final
 
 import aiohttp
 import pytest
-from gateway_fakes import Conversation, FakeTokenizer, Gateway, fake_tokenizer
+from gateway_fakes import Conversation, FakeTokenizer, Gateway, engine, fake_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
-from metric_names import Scrape
+from metric_names import GATEWAY_GOLDEN, Scrape, names_types_labels
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pagemesh.gateway.generation import Generation
+from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.pending import PendingGeneration
-from pagemesh.gateway.request_metrics import ChoiceTiming, ModelTally, RequestMetrics
+from pagemesh.gateway.request_metrics import (
+    FORMER,
+    MAX_FORMER_ENGINES,
+    ChoiceTiming,
+    ModelTally,
+    RequestMetrics,
+)
 from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Begun, Delta, Generate, Prompt, WireError
+from pagemesh.shared.messages import Begun, Delta, EngineStatus, Generate, Prompt, WireError
+from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import pack_ids
@@ -33,9 +41,9 @@ IN_FLIGHT: Final = "pagemesh_requests_in_flight"
 FINISHED: Final = "vllm:request_success_total"
 
 
-def scrape(requests: RequestMetrics) -> Scrape:
+def scrape(requests: RequestMetrics, engines: Sequence[EngineStatus] = ()) -> Scrape:
     registry = CollectorRegistry()
-    registry.register(RequestCollector(requests, list))
+    registry.register(RequestCollector(requests, lambda: engines))
     return Scrape.of(generate_latest(registry).decode())
 
 
@@ -177,6 +185,76 @@ def delta_of(kind: str, choice: int) -> Delta:
     error = WireError(500, "broken", None, "broken") if kind == "error" else None
     ids = pack_ids([1]) if kind == "token" else b""
     return Delta("r", choice, "", ids, finish_reason=reason, error=error, cached_tokens=1)
+
+
+# -- engines that come and go ---------------------------------------------------------------------
+
+
+def run_one(requests: RequestMetrics, engine_id: str) -> None:
+    pending = pending_choices(requests)
+    pending.accept(pack_ids([1, 2]), None)
+    pending.begin(begun(engine_id=engine_id))
+    pending.add(delta_of("token", 0), now_s=1.0)
+    pending.add(delta_of("stop", 0), now_s=1.0)
+
+
+def test_restarted_workers_leave_a_bounded_number_of_series_and_every_count() -> None:
+    requests = RequestMetrics()
+    n_restarts = 20
+    for number in range(n_restarts):
+        run_one(requests, f"engine-{number}")
+        seen = scrape(requests)
+    assert_reconciled(seen)
+    former = {FORMER: n_restarts - MAX_FORMER_ENGINES}
+    newest = {f"engine-{n_restarts - 1 - age}": 1 for age in range(MAX_FORMER_ENGINES)}
+    assert seen.by(FINISHED, "engine") == former | newest
+    for name in ("generation_tokens_total", "e2e_request_latency_seconds_count"):
+        assert seen.total(f"vllm:{name}") == n_restarts
+    assert seen.total("vllm:e2e_request_latency_seconds_sum", engine=FORMER) == former[FORMER]
+
+
+def test_an_engine_keeps_its_series_while_it_lives_or_has_an_open_choice() -> None:
+    requests = RequestMetrics()
+    running = pending_choices(requests)
+    running.begin(begun(engine_id="lost"))
+    run_one(requests, "alive")
+    alive = [engine("alive")]
+    for number in range(10):
+        run_one(requests, f"engine-{number}")
+        scrape(requests, alive)
+    tallies = requests.of("tiny").engines
+    assert {"lost", "alive", FORMER} < set(tallies)
+    running.begin(begun(engine_id="alive"))
+    seen = scrape(requests, alive)
+    assert "lost" not in tallies
+    running.fail(RequestError("no"))
+    assert tallies["alive"].n_open == 0
+    assert_reconciled(seen)
+
+
+def test_a_scrape_shows_idle_engines_with_zeros_and_leaves_nothing_behind() -> None:
+    requests = RequestMetrics()
+    seen = scrape(requests, [engine("idle")])
+    labels = {"model_name": "tiny", "engine": "idle"}
+    assert ("vllm:generation_tokens_total", labels, 0.0) in seen.samples
+    assert (RECEIVED, {"model_name": "tiny"}, 0.0) in seen.samples
+    assert requests.models == {}
+
+
+def test_names_types_and_labels_are_an_interface() -> None:
+    """All but the series of the process itself, which the test over HTTP has as well."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    registry.register(RequestCollector(metrics.requests, lambda: [engine()]))
+    registry.register(EngineCollector(lambda: [engine()]))
+    metrics.answered("GET", "/", 200, 0.1)
+    metrics.unknown_field("chat", "made_up")
+    golden = [
+        line
+        for line in GATEWAY_GOLDEN.read_text().splitlines()
+        if not line.startswith(("pagemesh_link_", "pagemesh_redis_"))
+    ]
+    assert names_types_labels(generate_latest(registry).decode()).splitlines() == golden
 
 
 # -- over HTTP ------------------------------------------------------------------------------------
