@@ -17,8 +17,8 @@ import random
 import time
 from statistics import fmean, median, quantiles
 
+from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.scheduler_svc.engine import Engine
-from pagemesh.scheduler_svc.heap import rare_collections
 from pagemesh.shared.engine_messages import Step, StepResult, Submit
 from pagemesh.shared.hashing import chain_hashes
 from pagemesh.shared.messages import Capacity, ModelCard

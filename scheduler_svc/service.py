@@ -14,9 +14,9 @@ import structlog
 from aiohttp import web
 
 from pagemesh.scheduler_svc import notices
+from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
-from pagemesh.scheduler_svc.heap import rare_collections
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
 from pagemesh.shared.engine_messages import End, Lost, NeedSnapshot, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, SettingsError

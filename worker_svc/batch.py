@@ -105,10 +105,12 @@ class Batch:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        vocab_tokens: int,
         block_tokens: int,
         num_blocks: int,
         device: torch.device,
     ) -> None:
+        self._vocab_tokens = vocab_tokens
         self._block_tokens = block_tokens
         self._num_blocks = num_blocks
         self._device = device
@@ -149,6 +151,8 @@ class Batch:
             raise BadStep(f"slot {row.slot} is taken or none")
         if not 0 <= row.computed < len(ids) < self._row_tokens:
             raise BadStep(f"{row.computed} of {len(ids)} tokens computed in slot {row.slot}")
+        if not ((ids >= 0) & (ids < self._vocab_tokens)).all():  # kernels check no bounds
+            raise BadStep(f"slot {row.slot} has a token that is not in the vocabulary")
         self._live[row.slot] = True
         self.known[row.slot] = len(ids)
         self.computed[row.slot] = row.computed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -10,6 +10,8 @@ from typing import Final
 import structlog
 import torch
 
+from pagemesh.kernels.cpu.code_folder import CODE_FOLDER, compiling_alone
+from pagemesh.kernels.cpu.jit import CONVERTS_FLOAT16
 from pagemesh.kernels.cpu.team import Team
 from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.errors import SettingsError, StartupError
@@ -18,6 +20,7 @@ from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_fold
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import CacheSettings, ParallelSettings, Settings
 from pagemesh.shared.wire import pack_ids
+from pagemesh.worker_svc.cores import usable_cores
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import load_decoder
 from pagemesh.worker_svc.memory import (
@@ -51,7 +54,7 @@ def build_runner(settings: Settings, report: Report = lambda stage: None) -> Run
     `report` is told what is being waited for. Raises StartupError with the
     sentence to show.
     """
-    check_supported(settings.parallel, settings.cache)
+    check_supported(settings.parallel, settings.cache, settings.model.dtype)
     if settings.parallel.device == "auto" and torch.cuda.is_available():
         log.warning("gpu_not_used", device="cpu", reason="computing on a GPU is not available yet")
     torch.set_num_threads(1)  # what is worth sharing is done by the team
@@ -64,13 +67,22 @@ def build_runner(settings: Settings, report: Report = lambda stage: None) -> Run
         if not is_out_of_memory(error):
             raise
         raise _no_memory(prepared.name, str(error)) from error
-    report("generating a first token")
-    warm_up(runner)
+    report("loading the kernels, which the first start on a machine compiles")
+    started_s = time.perf_counter()
+    with compiling_alone():
+        warm_up(runner)
+    seconds = round(time.perf_counter() - started_s, 1)
+    log.info("kernels_ready", seconds=seconds, kept_in=str(CODE_FOLDER or "nowhere"))
     return runner
 
 
-def check_supported(parallel: ParallelSettings, cache: CacheSettings) -> None:
-    """Raises SettingsError for what this worker cannot do yet."""
+def check_supported(parallel: ParallelSettings, cache: CacheSettings, dtype: str = "auto") -> None:
+    """Raises SettingsError for what this worker or this machine cannot do."""
+    if dtype == "float16" and not CONVERTS_FLOAT16:
+        raise SettingsError(
+            "--dtype float16 needs a CPU with F16C instructions: use bfloat16 or float32",
+            key="dtype",
+        )
     if parallel.tensor_parallel_size > 1:
         raise SettingsError(
             f"--tensor-parallel-size {parallel.tensor_parallel_size} is not supported yet: "
@@ -96,7 +108,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Rep
     if weights_bytes > available_bytes():
         raise _no_memory(prepared.name, f"the weights take {show_bytes(weights_bytes)}")
     decoder = load_decoder(folder, prepared, dtype=dtype, device=device)
-    team = Team(settings.parallel.threads or len(os.sched_getaffinity(0)))
+    team = Team(settings.parallel.threads or usable_cores())
     kept_as = torch.int8 if settings.model.quantization == "int8" else dtype
     model = CPUDecoder(decoder, team, dtype=kept_as)
     report("laying out the KV cache")
@@ -111,7 +123,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Rep
         dtype,
         device,
     )
-    _log_division(prepared.name, model.weights_bytes, plan, capacity)
+    _log_division(prepared.name, settings.model.quantization, model.weights_bytes, plan, capacity)
     return Runner(model, kv, _card(settings, prepared, plan, dtype), capacity, device, team)
 
 
@@ -176,7 +188,10 @@ def warm_up(runner: Runner) -> None:
     result = runner.execute(Step(0, 1, 0, n_rows=1, n_tokens=1, new=[new], chunks=pack_ids([0, 1])))
     runner.reset()
     if result.failed:
-        raise StartupError(f"the model cannot generate a token: {result.failed[0][1]}")
+        raise StartupError(
+            f"the model cannot generate a token: {result.failed[0][1]} (if compiled code may be "
+            f"damaged, delete {CODE_FOLDER} and start again)"
+        )
     if result.nonfinite:
         raise StartupError(
             f"the model's logits are not finite in {card.dtype}: its weights are damaged, or try "
@@ -195,10 +210,13 @@ def _no_memory(name: str, detail: str) -> StartupError:
     )
 
 
-def _log_division(name: str, weights_bytes: int, plan: MemoryPlan, capacity: Capacity) -> None:
+def _log_division(
+    name: str, quantization: str, weights_bytes: int, plan: MemoryPlan, capacity: Capacity
+) -> None:
     log.info(
         "memory_divided",
         model=name,
+        quantization=quantization,
         weights=show_bytes(weights_bytes),
         weights_bytes=weights_bytes,
         kv_pool=show_bytes(plan.kv_pool_bytes),

@@ -47,7 +47,7 @@ class Computed(NamedTuple):
 class Runner:
     """Owner of the batch, the sampling state and the KV pool. Not thread-safe.
 
-    The order within a step: gone, new, cont, copies, then gather, forward, sample and commit.
+    The order within a step: gone, new, grown, copies, then gather, forward, sample and commit.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Runner:
         self._batch = Batch(
             max_num_seqs=capacity.max_num_seqs,
             max_model_len=card.max_model_len,
+            vocab_tokens=card.vocab_tokens,
             block_tokens=card.block_tokens,
             num_blocks=capacity.num_blocks,
             device=device,

@@ -43,6 +43,7 @@ class SamplingState:
         eos_token_ids: list[int],
         device: torch.device,
     ) -> None:
+        self._vocab_tokens = vocab_tokens
         self._eos_token_ids = eos_token_ids
         self.needs = np.zeros(max_num_seqs, np.uint8)
         self.min_tokens = np.zeros(max_num_seqs, np.int64)
@@ -68,11 +69,16 @@ class SamplingState:
 
     def _enter_rare(self, slot: int, params: SamplingParams) -> None:
         if params.logit_bias:
-            ids = np.fromiter(params.logit_bias, np.int64)
-            self._biases[slot] = ids, np.fromiter(params.logit_bias.values(), np.float32)
+            bias = {token: by for token, by in params.logit_bias.items() if self._is_token(token)}
+            ids = np.fromiter(bias, np.int64)
+            self._biases[slot] = ids, np.fromiter(bias.values(), np.float32)
         if params.min_tokens > 0:
-            banned = sorted({*self._eos_token_ids, *params.stop_token_ids})
+            banned = sorted(filter(self._is_token, {*self._eos_token_ids, *params.stop_token_ids}))
             self._banned[slot] = np.array(banned, np.int64)
+
+    def _is_token(self, token: int) -> bool:
+        """A model may name ids to stop at that it has no logits for; kernels check no bounds."""
+        return 0 <= token < self._vocab_tokens
 
     def leave(self, slots: Ints) -> None:
         for slot in slots[self.needs[slots] & ADJUSTED > 0].tolist():

@@ -1,4 +1,5 @@
-"""What the runner asks of a model; `models.decoder.Decoder` is one."""
+"""What the runner asks of a model; `models.cpu_decoder.CPUDecoder` is one, and so is the
+reference, `models.decoder.Decoder`."""
 
 from __future__ import annotations
 

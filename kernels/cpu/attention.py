@@ -17,6 +17,7 @@ from pagemesh.kernels.cpu.page_tile import PAGE_COLUMNS, add_values, score_keys
 from pagemesh.kernels.cpu.simd import (
     add,
     first_of,
+    fma,
     larger,
     largest_of,
     load,
@@ -94,14 +95,20 @@ def attend(
             _softmax(scratch, scores + r * TILE_KEYS, low, min(n_keys, position + 1 - tile),
                      best + r, weight + r, total + r * wide, wide)  # fmt: skip
         if in_place:
-            _mix_pages(pool, v_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
+            low = max(0, first - window + 1 - tile) if window else 0
+            _mix_pages(pool, v_pages, page_stride, table, block_tokens, head_dim, tile, low, n_keys,
                        scratch, scores, total, rows)  # fmt: skip
         else:
             _load_values(pool, v_pages, page_stride, table, block_tokens, head_dim, tile, n_keys,
                          scratch, values)  # fmt: skip
-            for p in range(0, wide, PANEL):
-                add_product(scratch, total + p, wide, scratch, scores, TILE_KEYS, scratch,
-                            values + p * TILE_KEYS, n_keys, rows)  # fmt: skip
+            seen_by_all = tile + n_keys <= first + 1 and not window
+            if seen_by_all or _are_finite(scratch, values, n_keys, wide):
+                for p in range(0, wide, PANEL):
+                    add_product(scratch, total + p, wide, scratch, scores, TILE_KEYS, scratch,
+                                values + p * TILE_KEYS, n_keys, rows)  # fmt: skip
+            else:
+                _mix_seen(scratch, scores, values, total, wide, tile, n_keys, first, group, window,
+                          rows)  # fmt: skip
     for r in range(rows):
         share = splat(_ONE / scratch[weight + r])
         to = out_at + r // group * out_stride + r % group * head_dim
@@ -138,6 +145,39 @@ def _score_pages(
                    first, b1, b2, b3, block_tokens, head_dim, rows)  # fmt: skip
 
 
+@part
+def _are_finite(scratch, values, n_keys, wide):
+    """Whether a tile's values are all finite. (x * 0 is NaN for NaN and infinity.)"""
+    zeros = splat(_ZERO)
+    for p in range(0, wide, PANEL):
+        for c in range(0, n_keys * PANEL, LANES):
+            zeros = fma(load(scratch, values + p * TILE_KEYS + c, LANES), splat(_ZERO), zeros)
+    return sum_of(zeros) == _ZERO
+
+
+@part
+def _mix_seen(scratch, scores, values, total, wide, tile, n_keys, first, group, window, rows):
+    """Add each row's own values only: those it does not see weigh nothing, but nothing times NaN
+    would spoil it, and a token must not spoil those before it."""
+    for r in range(rows):
+        position = first + r // group
+        low = max(0, position - window + 1 - tile) if window else 0
+        high = min(n_keys, position + 1 - tile)
+        for p in range(0, wide if low < high else 0, PANEL):
+            add_product(
+                scratch,
+                total + r * wide + p,
+                wide,
+                scratch,
+                scores + r * TILE_KEYS + low,
+                TILE_KEYS,
+                scratch,
+                values + p * TILE_KEYS + low * PANEL,
+                high - low,
+                1,
+            )
+
+
 @inlined
 def _key_at(position, stride, table, block_tokens):
     return table[position // block_tokens] * stride + position % block_tokens
@@ -145,10 +185,21 @@ def _key_at(position, stride, table, block_tokens):
 
 @inlined
 def _mix_pages(
-    pool, pages, stride, table, block_tokens, head_dim, tile, n_keys, scratch, scores, total, rows
+    pool,
+    pages,
+    stride,
+    table,
+    block_tokens,
+    head_dim,
+    tile,
+    j,
+    n_keys,
+    scratch,
+    scores,
+    total,
+    rows,
 ):
-    """Add a tile's values by their weights."""
-    j = 0
+    """Add a tile's values from the j-th on by their weights."""
     while j < n_keys:
         block, offset = divmod(tile + j, block_tokens)
         run = min(block_tokens - offset, n_keys - j)

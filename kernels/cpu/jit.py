@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from llvmlite import binding
-from numba import njit
+from numba import config, njit
+
+from pagemesh.kernels.cpu.code_folder import CODE_FOLDER
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Without Python's exception for a division by zero: IEEE's inf or NaN goes where it belongs, and no
@@ -16,22 +19,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _COMMON: Final[dict[str, Any]] = {"nogil": True, "error_model": "numpy"}
 
 
-def _keeps_code() -> bool:
-    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+@contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """For the functions that are decorated meanwhile; numba's own setting is the user's."""
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
-
-
-_KEEPS_CODE: Final = _keeps_code()
+        yield
+    finally:
+        config.CACHE_DIR = before
 
 
 def kernel(function: Function) -> Function:
     """Compile at the first call, without the GIL; the code is kept for the next process, unless
     there is no place that may be written."""
-    return cast(Function, njit(**_COMMON, cache=_KEEPS_CODE)(function))
+    if CODE_FOLDER is None:
+        return cast(Function, njit(**_COMMON)(function))
+    with _kept_in(CODE_FOLDER):
+        return cast(Function, njit(**_COMMON, cache=True)(function))
 
 
 def part(function: Function) -> Function:
@@ -54,5 +59,9 @@ def _lanes() -> int:
 
 LANES: Final = _lanes()
 """float32 elements of this machine's vector registers."""
-REGISTERS: Final = 16 if LANES == 8 else 32
-"""How many of them there are (AVX-512 and NEON have 32, AVX2 has 16)."""
+REGISTERS: Final = 32 if LANES == 16 or platform.machine() == "aarch64" else 16
+"""How many of them there are (AVX-512 and NEON have 32, AVX2 and SSE 16)."""
+CONVERTS_FLOAT16: Final = platform.machine() != "x86_64" or binding.get_host_cpu_features().get(
+    "f16c", False
+)
+"""Whether float16 can be loaded and stored; without the instructions the code would crash."""

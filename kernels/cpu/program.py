@@ -198,6 +198,6 @@ def run(
             if item < 0:
                 break
             _compute(op, item, n_rows, n_threads, dims, weights, pages, rows, space, s)
-            finish(words, phase)
+            finish(words, phase, tag)
         if not wait(words, phase, tag, items):
             return

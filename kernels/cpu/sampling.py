@@ -18,6 +18,7 @@ from pagemesh.kernels.cpu.team import Team
 from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.kernels.sample_rows import SamplingInputs
 
+_INFINITY: Final = np.float32(np.inf)
 _ROWS_ALONE: Final = 4
 """So few rows are done before another thread has woken."""
 
@@ -89,11 +90,12 @@ def _sample_rows(
             if own.count_row >= 0:
                 penalise(flat, at, n_tokens, own, flat_seen, flat_counts)
             top, token, _ = survey(flat, at, n_tokens)
-        if own.inverse_temperature > 0:
+        # Where the best overflows when scaled, it is certain.
+        if own.inverse_temperature > 0 and top * own.inverse_temperature < _INFINITY:
             key = row_key(own.seed, positions[row])
             token = draw_filtered(flat, at, n_tokens, top, own, key)
         tokens[row] = token
-        finish(words, 0)
+        finish(words, 0, tag)
     if rank == 0:
         wait(words, 0, tag, n_rows)
 
@@ -113,6 +115,6 @@ def _score_rows(
         at = rows[row] * n_tokens
         best, _, finite[row] = clear(flat, at, n_tokens)
         ranks[row] = score(flat, at, n_tokens, best, chosen[row], ids[row], values[row])
-        finish(words, 0)
+        finish(words, 0, tag)
     if rank == 0:
         wait(words, 0, tag, n_rows)

@@ -166,7 +166,8 @@ def draw_filtered(logits, at, n, top, params, key):
         return token
     higher = next_up(logits[at + token] * scale)
     total, better = masses(logits, at, n, scale, best, floor, higher)
-    while better >= np.float64(params.top_p) * total:
+    # A top_p too small for float32 is zero: then the best alone is kept.
+    while better > 0 and better >= np.float64(params.top_p) * total:
         token = draw(logits, at, n, scale, higher, key)
         higher = next_up(logits[at + token] * scale)
         _, better = masses(logits, at, n, scale, best, higher, higher)

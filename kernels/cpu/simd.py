@@ -22,14 +22,14 @@ from pagemesh.kernels.cpu.jit import LANES
 
 F32: Final = ir.FloatType()
 F16: Final = ir.HalfType()
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 
 
 def vector_of(element: ir.Type) -> ir.VectorType:
     return ir.VectorType(element, LANES)
 
 
-F32S, F16S, I8S, I16S, I32S, I1S = map(vector_of, (F32, F16, I8, I16, I32, I1))
+F32S, F16S, I8S, I16S, I32S = map(vector_of, (F32, F16, I8, I16, I32))
 
 
 class _Vector(types.Type):  # type: ignore[misc]  # numba is not typed
@@ -233,7 +233,9 @@ def _floor(builder: Any, a: Any) -> Any:
 
 def _power_of_two(builder: Any, exponent: Any) -> Any:
     """2 ** exponent for whole exponents of -126 to 127."""
-    biased = builder.add(builder.fptosi(exponent, I32S), repeat(I32S, 127))
+    is_number = builder.fcmp_ordered("ord", exponent, exponent)
+    number = builder.select(is_number, exponent, ir.Constant(F32S, None))  # NaN has no integer
+    biased = builder.add(builder.fptosi(number, I32S), repeat(I32S, 127))
     return builder.bitcast(builder.shl(biased, repeat(I32S, 23)), F32S)
 
 

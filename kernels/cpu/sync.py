@@ -20,11 +20,14 @@ from pagemesh.kernels.cpu.jit import inlined, kernel
 from pagemesh.kernels.cpu.simd import I32, call, element_pointer
 
 WORDS_PER_PHASE: Final = 16
-"""Two int64 words are used, each in a cache line of its own: the claim and the items done."""
+"""Two int64 words are used, each in a cache line of its own: the next item and the items done, both
+behind the tag."""
 _DONE: Final = 8
 _INDEX_BITS: Final = 32
 _MOST_TAGS: Final = 2**31 - 1
 _SPINS: Final = 2000
+_YIELDS: Final = _SPINS + 1000
+_SLEEP_US: Final = 50
 _INDEX_MASK: Final = (1 << _INDEX_BITS) - 1
 
 
@@ -50,8 +53,7 @@ class Steps:
 def open_phases(words, phases, tag):
     """Before any thread begins the step `tag` (1 to 2**31 - 1, other than the last step's)."""
     for phase in range(phases):
-        _set(words, phase * WORDS_PER_PHASE, 0)
-        _set(words, phase * WORDS_PER_PHASE + _DONE, 0)
+        _set(words, phase * WORDS_PER_PHASE + _DONE, tag << _INDEX_BITS)
     for phase in range(phases):
         _set(words, phase * WORDS_PER_PHASE, tag << _INDEX_BITS)
 
@@ -69,23 +71,36 @@ def claim(words, phase, tag, items):
 
 
 @inlined
-def finish(words, phase):
-    _add(words, phase * WORDS_PER_PHASE + _DONE, 1)
+def finish(words, phase, tag):
+    """Count an item as done, unless its step is over."""
+    place = phase * WORDS_PER_PHASE + _DONE
+    while True:
+        word = _get(words, place)
+        if word >> _INDEX_BITS != tag or _swap(words, place, word, word + 1):
+            return
 
 
 @inlined
 def wait(words, phase, tag, items):
-    """Until all items of a phase are done: True. False when the step is over."""
-    place, spins = phase * WORDS_PER_PHASE, 0
-    while _get(words, place + _DONE) < items:
-        if _get(words, place) >> _INDEX_BITS != tag:
+    """Until all items of a phase are done: True. False when the step is over.
+
+    A thread that holds the last item may have been put aside for milliseconds: so a short spin,
+    then the core is offered to others, then sleep.
+    """
+    place, turns = phase * WORDS_PER_PHASE + _DONE, 0
+    while True:
+        word = _get(words, place)
+        if word >> _INDEX_BITS != tag:
             return False
-        spins += 1
-        if spins < _SPINS:
+        if word & _INDEX_MASK >= items:
+            return True
+        turns += 1
+        if turns < _SPINS:
             _pause()
-        else:
+        elif turns < _YIELDS:
             _yield()
-    return _get(words, place) >> _INDEX_BITS == tag
+        else:
+            _sleep()
 
 
 @intrinsic
@@ -105,15 +120,6 @@ def _set(typing: Any, words: Any, place: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(words, types.intp, types.int64), generate
-
-
-@intrinsic
-def _add(typing: Any, words: Any, place: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = element_pointer(context, builder, words, args[0], args[1])
-        return builder.atomic_rmw("add", pointer, args[2], "acq_rel")
-
-    return types.int64(words, types.intp, types.int64), generate
 
 
 @intrinsic
@@ -146,6 +152,17 @@ def _yield(typing: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         call(builder, "sched_yield", I32)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def _sleep(typing: Any) -> Any:
+    """For about _SLEEP_US microseconds."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        call(builder, "usleep", I32, I32(_SLEEP_US))
         return context.get_dummy_value()
 
     return types.void(), generate

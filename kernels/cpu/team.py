@@ -7,6 +7,10 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
+log = structlog.get_logger(__name__)
+
 Job = Callable[[int], object]
 
 
@@ -60,6 +64,9 @@ def _help(desk: _Desk, rank: int, wake: threading.Semaphore) -> None:
         if desk.closed:
             return
         job = desk.job
-        if job is not None:
-            job(rank)
+        try:
+            if job is not None:
+                job(rank)
+        except Exception:  # what is wrong with a job is the caller's to see; the thread goes on
+            log.exception("compute_thread_failed", rank=rank)
         del job

@@ -166,3 +166,23 @@ def test_very_large_scores_do_not_overflow():
     batch.q.mul_(1e4)
     out = attention(batch, pieces_of(batch, 0), None)
     torch.testing.assert_close(out.double(), dense_attention(batch, None), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_value_spoils_only_the_tokens_that_see_it(bad, window):
+    """Tokens before it, and those whose window has left it, keep their bits."""
+    shape = Shape(n_kv_heads=1, group=2, head_dim=64, block_tokens=16)
+    batch = random_batch(shape, [(150, 150)], n_decode=0, seed=5)
+    work = pieces_of(batch, 0)
+    clean = attention(batch, work, window)
+    position = 70
+    block = int(batch.inputs.block_tables[0, position // 16])
+    batch.v_cache[block, :, position % 16] = bad
+    out = attention(batch, work, window)
+    end = 150 if window is None else position + window
+    assert torch.equal(out[:position], clean[:position])
+    assert not out[position:end].isfinite().any()
+    assert torch.equal(out[end:], clean[end:])
+    singles = np.array([(0, token, token, 1) for token in range(150)])
+    torch.testing.assert_close(attention(batch, singles, window), out, equal_nan=True)

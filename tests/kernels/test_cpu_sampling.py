@@ -307,3 +307,17 @@ def test_noise_is_accurate_and_below_its_bound_over_the_whole_range():
     np.testing.assert_allclose(noise, -np.log(-np.log1p(-v)), rtol=3e-7, atol=3e-7)
     assert (noise <= bound).all()
     assert noise.max() == pytest.approx(32 * math.log(2), abs=1e-3)
+
+
+@pytest.mark.parametrize("columns", [{"top_p": 1e-50}, {"top_k": 3}, {"top_p": 0.5}, {}])
+@pytest.mark.parametrize("scale", [1.0, 3e38])
+def test_parameters_at_the_edge_of_float32_end(columns, scale):
+    """A top_p that is zero in float32 keeps the best alone; a best that overflows is certain."""
+    logits = torch.tensor([[0.0, 3.0, 40.0, 39.0, -2.0]]).repeat(8, 1)
+    params = params_of(8, seed=np.arange(8), inverse_temperature=scale, **columns)
+    tokens, finite = CpuSampling().sample_rows(logits, inputs_of(params, 5))
+    assert finite.all()
+    if scale > 1 or columns.get("top_p") == 1e-50:
+        assert tokens.tolist() == [2] * 8
+    else:
+        assert set(tokens.tolist()) <= {1, 2, 3}

@@ -39,7 +39,7 @@ def share(words, tag, items, most, done, broken):
                 if done[phase - 1, earlier] != tag:
                     broken[0] = 1
             done[phase, item] += 1
-            finish(words, phase)
+            finish(words, phase, tag)
             taken += 1
         if taken == most or not wait(words, phase, tag, items[phase]):
             break

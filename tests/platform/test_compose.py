@@ -61,7 +61,8 @@ def test_every_variable_is_a_setting(service: str) -> None:
 def test_every_service_sees_the_same_model_in_the_same_place() -> None:
     assert len({repr(settings_of(service).model) for service in OURS}) == 1
     for service in OURS:
-        (mount,) = COMPOSE["services"][service]["volumes"]
+        mount, *others = COMPOSE["services"][service]["volumes"]
+        assert all(other.startswith("kernels:") for other in others)
         volume, path, *mode = mount.split(":")
         assert volume in COMPOSE["volumes"]
         assert path == settings_of(service).model.cache_dir

@@ -111,11 +111,12 @@ class CPUDecoder:
         """Room for `rows` rows in the buffers: the program is laid out anew when they grow."""
         if rows <= self._capacity_rows:
             return
-        self._capacity_rows = max(rows, 2 * self._capacity_rows, _FEWEST_ROWS)
-        # Zeros: the padding of each region is read and must be finite.
-        self._buffers = zeros(self._capacity_rows * self._plan.row_elements, np.float32)
-        self._body = placed(self._plan.body, self._capacity_rows)
-        self._head = placed(self._plan.head, self._capacity_rows)
+        capacity_rows = max(rows, 2 * self._capacity_rows, _FEWEST_ROWS)
+        # Zeros: the padding of each region is read and must be finite. Nothing changes if it fails.
+        self._buffers = zeros(capacity_rows * self._plan.row_elements, np.float32)
+        self._body = placed(self._plan.body, capacity_rows)
+        self._head = placed(self._plan.head, capacity_rows)
+        self._capacity_rows = capacity_rows
 
     def _region(self, region: Region, rows: int) -> Tensor:
         first = region.column * self._capacity_rows

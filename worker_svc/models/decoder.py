@@ -56,7 +56,10 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Weights are uninitialised until a loader fills `weight_views`."""
+    """The reference, and what holds the weights until a program for the CPU takes them over.
+
+    Weights are uninitialised until a loader fills `weight_views`.
+    """
 
     def __init__(
         self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device | str

@@ -23,6 +23,8 @@ _BITS: Final[dict[torch.dtype, np.dtype[Any]]] = {
 }
 NOWHERE: Final = -1
 _INT8_MOST: Final = 127
+# Elements that are float32 at once: 64 MiB.
+_QUANTIZED_AT_ONCE: Final = 2**24
 
 
 class Matrix(NamedTuple):
@@ -122,7 +124,11 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Symmetric, by the largest magnitude of each row; a row of zeros has scale 0.
     """
-    wide = weight.float()
-    scale = wide.abs().amax(dim=1) / _INT8_MOST
-    values = (wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).round_()
-    return values.to(torch.int8), scale
+    scale = weight.abs().amax(dim=1).float() / _INT8_MOST
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    step = max(1, _QUANTIZED_AT_ONCE // weight.shape[1])
+    for start in range(0, len(weight), step):
+        part = slice(start, start + step)
+        divisor = scale[part].clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+        values[part] = (weight[part].float() / divisor).round_()
+    return values, scale

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from pagemesh.scheduler_svc.heap import YOUNG_OBJECTS, rare_collections
+from pagemesh.scheduler_svc.collector import YOUNG_OBJECTS, rare_collections
 
 
 def fail_within() -> None:
