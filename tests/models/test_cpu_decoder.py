@@ -180,3 +180,20 @@ def test_rows_may_be_many_more_than_before(cpu_decoder, token_by_token):
     got = driver.hidden(many)
     for name, hidden in got.items():
         assert torch.equal(hidden, token_by_token("llama-tied", torch.float32)[name[0]])
+
+
+def test_buffers_that_cannot_grow_stay_as_they_were(loaded, token_by_token, monkeypatch):
+    """The step fails; smaller ones, such as its halves, go on."""
+    decoder = CPUDecoder(loaded("llama-tied", torch.float32), TEAMS[2], dtype=torch.float32)
+
+    def nothing_left(elements: int, dtype: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pagemesh.worker_svc.models.cpu_decoder.zeros", nothing_left)
+        with pytest.raises(MemoryError):
+            PagedDriver(decoder).hidden({"b": IDS["b"]})
+        small = PagedDriver(decoder).hidden({"a": IDS["a"]})
+    assert torch.equal(small["a"], token_by_token("llama-tied", torch.float32)["a"])
+    grown = PagedDriver(decoder).hidden({"b": IDS["b"]})
+    assert torch.equal(grown["b"], token_by_token("llama-tied", torch.float32)["b"])

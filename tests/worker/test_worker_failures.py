@@ -14,6 +14,7 @@ from worker_harness import (
     PARAMS,
     PROMPT,
     RANDOM,
+    VOCAB,
     Driver,
     alone,
     floats,
@@ -289,6 +290,30 @@ def test_a_row_that_cannot_enter(decoder: Decoder, slot: int, n_ids: int, comput
     driver.enter(slot, [1] * n_ids, computed=computed)
     step = driver.plan({})._replace(joined=pack_ids([slot]), n_rows=1, n_tokens=1)
     assert len(driver.runner.execute(step).failed) == 1
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 2**31 - 1])
+def test_a_token_outside_the_vocabulary_is_refused(decoder: Decoder, token: int) -> None:
+    """Kernels look it up unchecked; the step is refused before any does."""
+    driver = Driver(tiny_runner(decoder))
+    driver.enter(0, [3, token, 5])
+    result = driver.run({0: 3})
+    ((row, reason),) = result.failed
+    assert row == 0
+    assert "vocabulary" in reason
+
+
+def test_ids_that_are_no_tokens_are_not_banned_and_not_biased(decoder: Decoder) -> None:
+    """A model may name an end of sequence that it has no logits for: the row beside is safe."""
+    params = SamplingParams(
+        temperature=0.0, min_tokens=9, stop_token_ids=[VOCAB + PROMPT[0]], logit_bias={VOCAB: 50.0}
+    )
+    plain = SamplingParams(temperature=0.0, min_tokens=9)
+    driver = Driver(tiny_runner(decoder))
+    driver.enter(0, PROMPT, params)
+    driver.enter(1, PROMPT)
+    tokens = unpack_ids(driver.run({0: 7, 1: 7}).sampled)
+    assert tokens == [*alone(decoder, PROMPT, plain, 1), *alone(decoder, PROMPT, GREEDY, 1)]
 
 
 def test_a_prompt_of_the_longest_length_is_scored_beside_its_neighbour(decoder: Decoder) -> None:
