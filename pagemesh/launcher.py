@@ -25,7 +25,7 @@ from pagemesh.shared.logs import is_human
 from pagemesh.shared.prepared import load_prepared, prepared_folder
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
-from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, guarded
+from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, first, guarded
 
 # In the order they start; they stop the other way round.
 SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
@@ -178,26 +178,13 @@ async def _run_mesh(supervisor: Supervisor, settings: Settings, valkey: ChildSpe
     """Start everything, say when it is ready, and watch it until cancelled."""
     if valkey is not None:
         supervisor.start(valkey)
-        await _first(supervisor.watch(), _wait_for_registry(settings))
+        await first(supervisor.watch(), _wait_for_registry(settings))
     for service in SERVICES:
         supervisor.start(service_spec(service, settings))
-    await _first(supervisor.watch(), _wait_until_ready(settings))
+    await first(supervisor.watch(), _wait_until_ready(settings))
     supervisor.mark_ready()
     print(banner(settings, _model_name(settings)), flush=True)
     await supervisor.watch()
-
-
-async def _first(*work: Coroutine[Any, Any, None]) -> None:
-    """Wait for the first of `work` to end, cancel the others, raise what it raised."""
-    tasks = {asyncio.create_task(one) for one in work}
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 async def _wait_for_registry(settings: Settings) -> None:

@@ -12,9 +12,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -227,3 +227,16 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
             rest = b""
     if rest:
         yield rest.decode(errors="replace")
+
+
+async def first(*work: Coroutine[Any, Any, None]) -> None:
+    """Wait for the first of `work` to end, cancel the others, raise what it raised."""
+    tasks = {asyncio.create_task(one) for one in work}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,12 +20,12 @@ from pagemesh.shared.settings import (
     SchedulerSettings,
     Settings,
 )
-from pagemesh.supervisor import ChildSpec
+from pagemesh.supervisor import ChildSpec, first
 from parts import probe, scripted_worker
 from parts.services import (
     BENCHMARKS,
     POLL_S,
-    first,
+    free_port,
     python_path,
     service_processes,
     supervised,
@@ -66,8 +65,7 @@ async def running_mesh(step_s: float, max_num_seqs: int, trace: Path | None) -> 
 
 
 def _settings(max_num_seqs: int) -> Settings:
-    with socket.create_server(("127.0.0.1", 0)) as probe_socket:
-        port = int(probe_socket.getsockname()[1])
+    port = free_port()
     return Settings(
         scheduler=SchedulerSettings(max_num_seqs=max_num_seqs),
         gateway=GatewaySettings(port=port),

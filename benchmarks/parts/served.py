@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import shlex
-import socket
 import subprocess
 import threading
 import time
@@ -18,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import psutil
 
 from pagemesh.bench.memory import MemoryPeaks, sample_tree
+from parts.services import free_port
 
 _POLL_S: Final = 0.01
 _MEMORY_PERIOD_S: Final = 1.0
@@ -56,7 +56,7 @@ def served(command: Command, log: Path, timeout_s: float) -> Iterator[Served]:
 
     Raises ServerFailed. On leaving, every process of its tree is gone.
     """
-    port = _free_port()
+    port = free_port()
     server = Served(f"http://127.0.0.1:{port}", log)
     started_s = time.monotonic()
     with log.open("wb") as output:
@@ -70,11 +70,6 @@ def served(command: Command, log: Path, timeout_s: float) -> Iterator[Served]:
             yield server
     finally:
         _stop(process)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _await_answer(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterable
+import socket
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psutil
@@ -17,7 +18,7 @@ from pagemesh.children import line_writer
 from pagemesh.embedded_valkey import embedded_valkey
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
-from pagemesh.supervisor import Supervisor
+from pagemesh.supervisor import Supervisor, first
 
 BENCHMARKS: Final = Path(__file__).parents[1]
 VALKEY_TIMEOUT_S: Final = 10.0
@@ -54,17 +55,10 @@ async def _until_answer(registry: Registry) -> None:
                 await asyncio.sleep(POLL_S)
 
 
-async def first(*work: Coroutine[Any, Any, None]) -> None:
-    """Wait for the first of `work`, cancel the rest, raise what it raised."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def python_path() -> str:

@@ -54,9 +54,9 @@ def matmul(op, item, rows, n_threads, buffers, weights, constants, out, scratch,
         to = op.out + first_row * op.out_stride + panel * PANEL
         left = op.n - panel * PANEL
         if op.then == GATED:
-            for part in range(2):
-                _panel(op, 2 * panel + part, x, n_rows, buffers, weights, constants, scratch,
-                       s + part * ROW_BLOCK * PANEL)  # fmt: skip
+            for which in range(2):
+                _panel(op, 2 * panel + which, x, n_rows, buffers, weights, constants, scratch,
+                       s + which * ROW_BLOCK * PANEL)  # fmt: skip
             _gate(scratch, s, n_rows, out, to, op.out_stride, left)
         else:
             _panel(op, panel, x, n_rows, buffers, weights, constants, scratch, s)

@@ -31,7 +31,7 @@ ZERO: Final = np.float32(0.0)
 
 @part
 def embed(weights, first, pair, scales, scale_at, token, features, out, at):
-    """Row `token` of the packed matrix at `first` (see tile.packed); `pair` inputs lie together.
+    """Row `token` of the packed matrix at `first` (see tile.pack); `pair` inputs lie together.
 
     `scale_at` is where the scales of an int8 matrix begin in `scales`, or negative.
     """

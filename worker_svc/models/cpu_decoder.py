@@ -55,8 +55,7 @@ class CPUDecoder:
         self._logits = zeros(0, np.float32)
         self._scratch = zeros(team.n_threads * _scratch_elements(config), np.float32)
         self._no_rows = _no_rows()
-        kv_dtype = torch.float32 if dtype is torch.float32 else decoder.embedding.dtype
-        self._no_pages = Pages(as_bits(torch.empty(0, dtype=kv_dtype)), 0, 1)
+        self._no_pages = Pages(as_bits(torch.empty(0, dtype=decoder.embedding.dtype)), 0, 1)
         self._capacity_rows = 0
         self._reserve(_FEWEST_ROWS)
 
