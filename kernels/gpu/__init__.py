@@ -1,0 +1,1 @@
+"""Triton kernels for NVIDIA GPUs, each the twin of a torch reference in `kernels/`."""
