@@ -20,7 +20,9 @@ from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_fold
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import CacheSettings, ParallelSettings, Settings
 from pagemesh.shared.wire import pack_ids
+from pagemesh.worker_svc.batch import Batch
 from pagemesh.worker_svc.cores import usable_cores
+from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import load_decoder
 from pagemesh.worker_svc.memory import (
@@ -124,7 +126,27 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Rep
         device,
     )
     _log_division(prepared.name, settings.model.quantization, model.weights_bytes, plan, capacity)
-    return Runner(model, kv, _card(settings, prepared, plan, dtype), capacity, device, team)
+    card = _card(settings, prepared, plan, dtype)
+    batch = new_batch(card, capacity)
+    executor = CPUExecutor(
+        model,
+        kv,
+        batch,
+        vocab_tokens=card.vocab_tokens,
+        eos_token_ids=card.eos_token_ids,
+        team=team,
+    )
+    return Runner(executor, batch, card, capacity)
+
+
+def new_batch(card: ModelCard, capacity: Capacity) -> Batch:
+    return Batch(
+        max_num_seqs=capacity.max_num_seqs,
+        max_model_len=card.max_model_len,
+        vocab_tokens=card.vocab_tokens,
+        block_tokens=card.block_tokens,
+        num_blocks=capacity.num_blocks,
+    )
 
 
 def _plan(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> MemoryPlan:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.worker_svc.batch import Batch, Rows
 from pagemesh.worker_svc.sampler import Sampler
+from pagemesh.worker_svc.sampling_state import PROMPT_LOGPROBS, Needs
 from pagemesh.worker_svc.step_model import StepModel
 
 # Positions whose full logits are held at once: 50 MB for a vocabulary of 49152.
@@ -23,6 +27,27 @@ class PromptScores(NamedTuple):
     start: int
     logprobs: Logprobs
     finite: bool
+
+
+class PromptPart(NamedTuple):
+    """Positions `start` to `stop` - 1 of a row, whose hidden states from `first` on score the
+    prompt's tokens at `start` + 1 to `stop`."""
+
+    row: int
+    slot: int
+    start: int
+    stop: int
+    first: int
+
+
+def prompt_parts(rows: Rows, batch: Batch, needs: Needs) -> Iterator[PromptPart]:
+    """What is to be scored of `rows`."""
+    ends = np.cumsum(rows.n_tokens)
+    for row in np.flatnonzero(needs[rows.slots] & PROMPT_LOGPROBS).tolist():
+        slot, start, n = (int(part[row]) for part in (rows.slots, rows.starts, rows.n_tokens))
+        stop = min(start + n, int(batch.n_prompt[slot]) - 1)
+        if stop > start:
+            yield PromptPart(row, slot, start, stop, int(ends[row]) - n)
 
 
 def score_prompt(

@@ -28,7 +28,7 @@ class ResultBuilder:
         """Places of rows in the step whose logits were NaN or infinite."""
         self._logprobs: list[LogprobRow] = []
         self._prompt_logprobs: list[PromptLogprobs] = []
-        self._failed: list[tuple[int, str]] = []
+        self._failed: dict[int, str] = {}
 
     def add(self, rows: Rows, sampled: SampledRows, prompts: list[PromptScores]) -> None:
         """`rows` were computed; `sampled` has an entry for each of them that samples."""
@@ -41,12 +41,13 @@ class ResultBuilder:
             self._add_prompt(int(rows.index[score.row]), score)
 
     def fail(self, rows: Rows, reason: str) -> None:
-        self._failed.extend((row, reason) for row in rows.index.tolist())
+        self._failed.update(dict.fromkeys(rows.index.tolist(), reason))
 
     def fail_all(self, reason: str) -> None:
-        self._failed = [(row, reason) for row in range(len(self._sampled))]
+        self._failed = dict.fromkeys(range(len(self._sampled)), reason)
 
     def build(self, elapsed_s: float) -> StepResult:
+        self._sampled[list(self._failed)] = -1  # of a row split by tokens, a part may have passed
         return StepResult(
             epoch=self._epoch,
             step=self.step,
@@ -54,7 +55,7 @@ class ResultBuilder:
             nonfinite=sorted(self.nonfinite),
             logprobs=self._logprobs,
             prompt_logprobs=self._prompt_logprobs,
-            failed=self._failed,
+            failed=list(self._failed.items()),
             elapsed_s=elapsed_s,
         )
 

@@ -102,7 +102,7 @@ def test_the_division_is_logged(folder: Path) -> None:
         runner = build_runner(settings_for(folder))
     (line,) = [entry for entry in logs if entry["event"] == "memory_divided"]
     blocks = runner.capacity.num_blocks
-    assert line["weights_bytes"] == runner._model.weights_bytes
+    assert line["weights_bytes"] == runner._executor._model.weights_bytes
     assert line["kv_bytes_per_token"] == KV_BYTES_PER_TOKEN
     assert (line["kv_blocks"], line["kv_tokens"]) == (blocks, (blocks - 1) * 16)
     assert line["fitting_requests"] == (blocks - 1) // 63
@@ -138,7 +138,7 @@ def test_int8_keeps_matrices_as_bytes_and_the_pool_as_it_is(folder: Path) -> Non
     assert narrow.card == wide.card
     assert narrow.capacity == wide.capacity
     # Scales are float32: much beside rows of 32 inputs.
-    assert 0.5 < narrow._model.weights_bytes / wide._model.weights_bytes < 0.7
+    assert 0.5 < narrow._executor._model.weights_bytes / wide._executor._model.weights_bytes < 0.7
 
 
 def test_the_smallest_pool_and_length(folder: Path) -> None:

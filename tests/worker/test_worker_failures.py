@@ -130,8 +130,22 @@ def test_a_step_too_large_for_the_memory_passes_in_parts(
     assert model.batches == [4, 2, 2]
     for slot, token in driver.sampled(step, result).items():
         assert [token] == alone(decoder, PROMPT, RANDOM, 1, seed=slot)
-    driver.enter(6, PROMPT * 3, RANDOM)
-    assert driver.run({6: 21}).failed == [(0, "out of memory while computing this step")]
+    driver.enter(6, PROMPT * 3, RANDOM, seed=6)
+    step = driver.plan({6: 21})
+    result = driver.runner.execute(step)
+    assert model.batches == [4, 2, 2, 1, 1, 1]  # one prompt, by tokens
+    assert driver.sampled(step, result) == {6: alone(decoder, PROMPT * 3, RANDOM, 1, seed=6)[0]}
+
+
+def test_a_row_that_never_fits_the_memory_fails_alone(decoder: Decoder) -> None:
+    model = Faulty(decoder, lambda ids: bool((ids == 77).any()), MemoryError())
+    driver = Driver(tiny_runner(model))
+    driver.enter(0, PROMPT)
+    driver.enter(1, [*PROMPT, 77])
+    step = driver.plan({0: 7, 1: 8})
+    result = driver.runner.execute(step)
+    assert result.failed == [(1, "out of memory while computing this step")]
+    assert driver.sampled(step, result)[0] == alone(decoder, PROMPT, GREEDY, 1)[0]
 
 
 class Poisoned:
@@ -184,7 +198,7 @@ def test_nan_left_in_a_block_does_not_reach_its_next_owner(decoder: Decoder) -> 
     runner = driver.runner
     driver.enter(0, PROMPT)
     driver.run({0: 7})
-    for layer in (*runner._kv.k, *runner._kv.v):
+    for layer in (*runner._executor._kv.k, *runner._executor._kv.v):
         layer[1:] = math.nan
     driver.leave(0)
     driver.enter(1, PROMPT)

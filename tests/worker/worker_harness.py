@@ -12,6 +12,8 @@ from pagemesh.shared.engine_messages import NewRow, Step, StepResult
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
+from pagemesh.worker_svc.build import new_batch
+from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.decoder import Decoder
@@ -77,7 +79,10 @@ def tiny_runner(
     for layer in (*kv.k, *kv.v):
         layer[1:] = fill
     card = ModelCard(["tiny"], VOCAB, max_model_len, BLOCK_TOKENS, "float32", [EOS], 1, "f", 0)
-    return Runner(model, kv, card, Capacity(num_blocks, max_num_seqs, 64, 512, "cpu"), CPU)
+    capacity = Capacity(num_blocks, max_num_seqs, 64, 512, "cpu")
+    batch = new_batch(card, capacity)
+    executor = CPUExecutor(model, kv, batch, vocab_tokens=VOCAB, eos_token_ids=[EOS])
+    return Runner(executor, batch, card, capacity)
 
 
 @dataclass
