@@ -5,14 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+
+def _accept_scalar_bounds() -> None:
+    """Let loops have bounds that are known at run time: Triton 3.6's interpreter keeps a scalar as
+    an array of one element, which numpy 2.4 no longer takes for an index."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patch_and_index(tensor: type, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda scalar: scalar.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_and_index
+
 
 ON_CARD = torch.cuda.is_available()
 if not ON_CARD:
     # Read when a kernel is defined, so before anything imports one.
     os.environ["TRITON_INTERPRET"] = "1"
+    _accept_scalar_bounds()
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
 

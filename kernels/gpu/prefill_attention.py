@@ -1,0 +1,317 @@
+"""Causal attention of prompt chunks over paged K and V.
+
+A program computes the query heads of one KV head for a few neighbouring tokens, so that each tile
+of K and V is read once for all of them (running softmax: FlashAttention-2, Dao, 2023). Tiles begin
+at multiples of their size in the sequence and a query meets them in order, whatever else its block
+or its batch holds: the same token has the same bits in a whole prompt and in any chunk of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.inputs import AttentionInputs
+
+LOG2_E: Final = math.log2(math.e)
+# Stands for "nothing seen yet": below every score, and its difference to itself is not NaN.
+_LOWEST = tl.constexpr(-1e38)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """How the kernel is cut. `tile_tokens` decides the order of sums, `block_rows` does not."""
+
+    block_rows: int
+    """Queries of a program: tokens times the heads that share a KV head."""
+    tile_tokens: int
+    """Keys read at once."""
+    num_warps: int
+    num_stages: int
+
+
+# By padded head dim, for two-byte elements; tuned on an H200.
+_HALF_CONFIGS: Final = {
+    64: PrefillConfig(128, 64, 8, 3),
+    128: PrefillConfig(128, 64, 8, 3),
+    256: PrefillConfig(128, 64, 8, 2),
+}
+_FLOAT_CONFIG: Final = PrefillConfig(32, 32, 4, 1)
+
+
+def choose_config(dtype: torch.dtype, head_dim: int, rows: int) -> PrefillConfig:
+    """`rows`: the most queries that one KV head has in a sequence of this batch."""
+    if dtype.itemsize > 2:
+        return _FLOAT_CONFIG
+    config = _HALF_CONFIGS[_padded(head_dim)]
+    if rows > config.block_rows // 2:
+        return config
+    return PrefillConfig(
+        config.block_rows // 2, config.tile_tokens, config.num_warps // 2, config.num_stages
+    )
+
+
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    window: int | None = None,
+    out: Tensor,
+    config: PrefillConfig | None = None,
+) -> None:
+    """Attention of the rows behind the decode rows; see `kernels.attention.paged_attention`.
+
+    Writes out[n_decode:], zeros for padding. q [T, Hq, D] may have any stride between tokens.
+    """
+    n_tokens, n_heads, head_dim = q.shape
+    _, n_kv_heads, page_tokens, _ = k_cache.shape
+    n_decode, n_rows = inputs.n_decode, inputs.seq_lens.shape[0]
+    if n_tokens == n_decode:
+        return
+    group = n_heads // n_kv_heads
+    config = config or choose_config(q.dtype, head_dim, inputs.max_query_tokens * group)
+    block_tokens = config.block_rows // group
+    # Every row may end in a block that is not full, and so may the padding behind them.
+    n_blocks = (n_tokens - n_decode) // block_tokens + n_rows - n_decode + 1
+    _prefill_attention[(n_kv_heads, n_blocks)](
+        q,
+        k_cache,
+        v_cache,
+        out,
+        inputs.query_start,
+        inputs.seq_lens,
+        inputs.block_tables,
+        n_tokens,
+        n_rows,
+        n_decode,
+        q.stride(0),
+        out.stride(0),
+        k_cache.stride(0),
+        inputs.block_tables.stride(0),
+        scale * LOG2_E,
+        window or 0,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=_padded(head_dim),
+        PAGE=page_tokens,
+        HAS_WINDOW=window is not None,
+        BLOCK_ROWS=config.block_rows,
+        BLOCK_TOKENS=block_tokens,
+        TILE=config.tile_tokens,
+        STAGES=config.num_stages,
+        PDL=pdl(),
+        num_warps=config.num_warps,
+        launch_pdl=pdl(),
+    )
+
+
+def _padded(head_dim: int) -> int:
+    return triton.next_power_of_2(head_dim)
+
+
+@triton.jit(do_not_specialize=["n_tokens", "n_rows", "n_decode", "table_stride", "window"])
+def _prefill_attention(
+    q,
+    k_cache,
+    v_cache,
+    out,
+    query_start,
+    seq_lens,
+    block_tables,
+    n_tokens,
+    n_rows,
+    n_decode,
+    q_stride,
+    out_stride,
+    block_stride,
+    table_stride,
+    log2_scale,
+    window,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    head = tl.program_id(0)
+    # The blocks that see most keys come first, so that none of them is left for the end.
+    block = tl.num_programs(1) - 1 - tl.program_id(1)
+    row = _row_of_block(query_start, n_decode, n_rows, block, BLOCK_TOKENS)
+    row_start = tl.load(query_start + row)
+    row_end = tl.load(query_start + row + 1, mask=row < n_rows, other=n_tokens)
+    seq_len = tl.load(seq_lens + row, mask=row < n_rows, other=0)
+    first_block = _first_block(row_start, row, n_decode, BLOCK_TOKENS)
+    first_token = row_start + (block - first_block) * BLOCK_TOKENS
+    if first_token >= row_end:
+        return
+
+    query = tl.arange(0, BLOCK_ROWS)
+    token = first_token + query // GROUP
+    dim = tl.arange(0, PADDED_DIM)
+    exists = (token < row_end) & (query < BLOCK_TOKENS * GROUP)
+    exists = exists[:, None] & (dim < HEAD_DIM)[None, :]
+    columns = ((head * GROUP + query % GROUP) * HEAD_DIM)[:, None] + dim[None, :]
+    queries = tl.load(q + token.to(tl.int64)[:, None] * q_stride + columns, exists, other=0.0)
+
+    position = token + (seq_len - row_end)
+    first = first_token + (seq_len - row_end)
+    end = tl.maximum(tl.minimum(first + BLOCK_TOKENS, seq_len), 0)
+    # Tiles [begin, full_begin) hold keys before the window of some query, [full_begin, full_end)
+    # are seen by every query, [full_end, end) hold keys behind some query.
+    begin = 0
+    full_begin = 0
+    full_end = tl.maximum(first + 1, 0) // TILE * TILE
+    if HAS_WINDOW:
+        begin = tl.maximum(first - window + 1, 0) // TILE * TILE
+        full_begin = (tl.maximum(end - window, 0) + TILE - 1) // TILE * TILE
+        full_begin = tl.minimum(full_begin, end)
+        full_end = tl.maximum(full_end, full_begin)
+
+    table = block_tables + row.to(tl.int64) * table_stride
+    k_head = k_cache + head * (PAGE * HEAD_DIM)
+    v_head = v_cache + head * (PAGE * HEAD_DIM)
+    best = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
+    weight = tl.zeros([BLOCK_ROWS], tl.float32)
+    total = tl.zeros([BLOCK_ROWS, PADDED_DIM], tl.float32)
+    if HAS_WINDOW:
+        best, weight, total = _attend(
+            best, weight, total, queries, position, k_head, v_head, table, begin, full_begin,
+            end, block_stride, log2_scale, window,
+            HEAD_DIM, PADDED_DIM, PAGE, TILE, STAGES, True, True,
+        )  # fmt: skip
+    best, weight, total = _attend(
+        best, weight, total, queries, position, k_head, v_head, table, full_begin, full_end,
+        end, block_stride, log2_scale, window,
+        HEAD_DIM, PADDED_DIM, PAGE, TILE, STAGES, False, HAS_WINDOW,
+    )  # fmt: skip
+    best, weight, total = _attend(
+        best, weight, total, queries, position, k_head, v_head, table, full_end, end,
+        end, block_stride, log2_scale, window,
+        HEAD_DIM, PADDED_DIM, PAGE, TILE, STAGES, True, HAS_WINDOW,
+    )  # fmt: skip
+    mixed = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    mixed = mixed.to(out.dtype.element_ty)
+    tl.store(out + token.to(tl.int64)[:, None] * out_stride + columns, mixed, exists)
+
+
+@triton.jit
+def _first_block(row_start, row, n_decode, BLOCK_TOKENS: tl.constexpr):
+    """Leaves every row before it enough blocks, known without knowing their lengths."""
+    return (row_start - n_decode) // BLOCK_TOKENS + row - n_decode
+
+
+@triton.jit
+def _row_of_block(query_start, n_decode, n_rows, block, BLOCK_TOKENS: tl.constexpr):
+    """The last row whose blocks begin at or before `block`; n_rows for the padding tokens."""
+    low = n_decode
+    high = n_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        start = tl.load(query_start + middle)
+        if _first_block(start, middle, n_decode, BLOCK_TOKENS) <= block:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def _attend(
+    best,
+    weight,
+    total,
+    queries,
+    position,
+    k_head,
+    v_head,
+    table,
+    begin,
+    stop,
+    end,
+    block_stride,
+    log2_scale,
+    window,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    STAGES: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """The running softmax over the tiles from `begin` to `stop`; keys from `end` on are not there.
+
+    best: the largest score so far, times log2(e); weight and total: the sums of weights and of
+    weighted values relative to it.
+    """
+    dim = tl.arange(0, PADDED_DIM)
+    for start in tl.range(begin, stop, TILE, num_stages=STAGES):
+        key = start + tl.arange(0, TILE)
+        offsets = _page_offsets(table, key, start, end, block_stride, HEAD_DIM, PAGE, TILE, MASKED)
+        offsets = offsets + dim[None, :]
+        if MASKED:
+            there = (key < end)[:, None] & (dim < HEAD_DIM)[None, :]
+            k = tl.load(k_head + offsets, there, other=0.0)
+            v = tl.load(v_head + offsets, there, other=0.0)
+        elif HEAD_DIM < PADDED_DIM:
+            there = (dim < HEAD_DIM)[None, :]
+            k = tl.load(k_head + offsets, there, other=0.0)
+            v = tl.load(v_head + offsets, there, other=0.0)
+        else:
+            k = tl.load(k_head + offsets)
+            v = tl.load(v_head + offsets)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
+        if MASKED:
+            seen = key[None, :] <= position[:, None]
+            if HAS_WINDOW:
+                seen = seen & (key[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1) * log2_scale)
+        weights = tl.exp2(scores * log2_scale - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        weight = weight * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None]
+        total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")
+        best = new_best
+    return best, weight, total
+
+
+@triton.jit
+def _page_offsets(
+    table,
+    key,
+    start,
+    end,
+    block_stride,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """int64[TILE, 1]: where a tile's keys begin in the pages of a head."""
+    if TILE <= PAGE:
+        page = tl.load(table + start // PAGE).to(tl.int64)
+        return page * block_stride + ((key % PAGE) * HEAD_DIM)[:, None]
+    if MASKED:
+        pages = tl.load(table + key // PAGE, key < end, other=0).to(tl.int64)
+    else:
+        pages = tl.load(table + key // PAGE).to(tl.int64)
+    return (pages * block_stride + (key % PAGE) * HEAD_DIM)[:, None]
