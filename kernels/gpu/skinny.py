@@ -1,0 +1,192 @@
+"""Linear layers for the few rows of a decode step, bound by the bytes of the weights.
+
+The weights [N, K] are the left operand of the matrix instruction, so that its 64 rows are filled by
+output features and only as many columns as there are rows of x are computed. K may be split over
+programs, so that a small matrix, too, keeps every multiprocessor reading.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import linear
+
+from pagemesh.kernels.activation import silu_mul
+from pagemesh.kernels.gpu.launch import multiprocessors, pdl
+from pagemesh.kernels.gpu.skinny_config import SkinnyConfig, choose_config, choose_gated_config
+
+
+@triton.jit
+def _prefetch(rows, first, steps, k, BLOCK_K: tl.constexpr, STEPS: tl.constexpr):
+    """Bring the first STEPS of a tile into L2, a cache line of 128 bytes at a time."""
+    line: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
+    for step in tl.static_range(STEPS):
+        if step < steps:
+            column = first + step * BLOCK_K + tl.arange(0, BLOCK_K // line) * line
+            column = tl.minimum(column, k - 1)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                "=r,l",
+                [rows + column[None, :]],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+
+@triton.jit
+def _weight_rows(tile, n, BLOCK_N: tl.constexpr, GATED: tl.constexpr):
+    """(output feature, row of w) of each row of a tile.
+
+    Gated, 8 rows of gate alternate with the 8 of up that belong to them: one thread of the matrix
+    instruction's result holds rows i and i + 8, so that a pair meets in registers.
+    """
+    row = tl.arange(0, BLOCK_N)
+    if GATED:
+        feature = tile * (BLOCK_N // 2) + row // 16 * 8 + row % 8
+        return feature, tl.minimum(feature, n - 1) + row // 8 % 2 * n
+    feature = tile * BLOCK_N + row
+    return feature, tl.minimum(feature, n - 1)
+
+
+@triton.jit
+def _silu_mul(both, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, dtype: tl.constexpr):
+    """silu(gate) * up for the products `both` of one gated tile, rounded as torch rounds them."""
+    pairs = both.reshape(BLOCK_N // 16, 2, 8, BLOCK_R).permute(0, 2, 3, 1)
+    gate, up = tl.split(pairs)
+    gate = gate.to(dtype).to(tl.float32)
+    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype)
+    return (silu * up.to(dtype)).reshape(BLOCK_N // 2, BLOCK_R)
+
+
+@triton.jit(do_not_specialize=["rows", "steps"])
+def _skinny_kernel(
+    x,  # [rows, k], rows x_stride apart
+    w,  # [n, k], or [2 n, k] if gated
+    bias,  # [n]
+    y,  # [rows, n], or float32 [SPLITS, rows, n]
+    rows,
+    n,
+    k,
+    x_stride,
+    steps,  # of BLOCK_K for each split
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row_tiles = tl.cdiv(rows, BLOCK_R)
+    row_tile = tl.program_id(0) % row_tiles  # Neighbours share the weights they read.
+    split = tl.program_id(0) // row_tiles % SPLITS
+    tile = tl.program_id(0) // row_tiles // SPLITS
+    feature, weight_row = _weight_rows(tile, n, BLOCK_N, GATED)
+    weight_rows = w + weight_row[:, None].to(tl.int64) * k
+    first = split * steps * BLOCK_K
+    _prefetch(weight_rows, first, steps, k, BLOCK_K, PREFETCH)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    row = row_tile * BLOCK_R + tl.arange(0, BLOCK_R)
+    column = tl.arange(0, BLOCK_K)
+    row_mask = row[:, None] < rows
+    x_rows = x + row[:, None].to(tl.int64) * x_stride
+    total = tl.zeros([BLOCK_N, BLOCK_R], tl.float32)
+    for step in range(steps):
+        at = first + step * BLOCK_K + column[None, :]
+        if EVEN_K:
+            weights = tl.load(weight_rows + at)
+            inputs = tl.load(x_rows + at, mask=row_mask, other=0.0)
+        else:
+            weights = tl.load(weight_rows + at, mask=at < k, other=0.0)
+            inputs = tl.load(x_rows + at, mask=row_mask & (at < k), other=0.0)
+        total = tl.dot(weights, inputs.T, total, input_precision="ieee")
+    if HAS_BIAS:
+        total += tl.load(bias + tl.minimum(feature, n - 1)).to(tl.float32)[:, None]
+    dtype: tl.constexpr = y.dtype.element_ty
+    if GATED:
+        half = tl.arange(0, BLOCK_N // 2)
+        feature = tile * (BLOCK_N // 2) + half
+        result = _silu_mul(total, BLOCK_N, BLOCK_R, dtype)
+    else:
+        result = total.to(dtype)
+    at = (split * rows + row[None, :]).to(tl.int64) * n + feature[:, None]
+    tl.store(y + at, result, mask=(row[None, :] < rows) & (feature[:, None] < n))
+
+
+def skinny_linear(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, config: SkinnyConfig | None = None
+) -> Tensor:
+    """x [R, K] @ w [N, K]^T + bias [N]: [R, N] in x's dtype.
+
+    With config.splits > 1 it is float32 [splits, R, N], to be added in that order by who reads it,
+    and takes no bias. Without a config the best is chosen among those that do not split.
+    """
+    rows, n = x.shape[0], w.shape[0]
+    config = config or choose_config(rows, n, w.shape[1], x.dtype, multiprocessors(), max_splits=1)
+    if config is None:
+        return linear(x, w, bias)
+    if config.splits == 1:
+        out = x.new_empty(rows, n)
+    elif bias is None:
+        out = x.new_empty(config.splits, rows, n, dtype=torch.float32)
+    else:
+        raise ValueError("the bias of a split layer is added by the reader of its parts")
+    _launch(x, w, bias, out, config, gated=False)
+    return out
+
+
+def skinny_gate_up(x: Tensor, w: Tensor, *, config: SkinnyConfig | None = None) -> Tensor:
+    """silu(x @ gate^T) * (x @ up^T), [R, I], for x [R, K] and w [2 * I, K], gate before up."""
+    rows, inner = x.shape[0], w.shape[0] // 2
+    config = config or choose_gated_config(rows, inner, w.shape[1], x.dtype, multiprocessors())
+    if config is None:
+        return silu_mul(linear(x, w))
+    if config.splits != 1:
+        raise ValueError("a gated layer needs whole sums, so it cannot be split")
+    out = x.new_empty(rows, inner)
+    _launch(x, w, None, out, config, gated=True)
+    return out
+
+
+def _launch(
+    x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, config: SkinnyConfig, *, gated: bool
+) -> None:
+    rows, k = x.shape
+    n = out.shape[-1]
+    if rows == 0:
+        return
+    block_r = config.rows_tile(rows)
+    features = config.block_n // 2 if gated else config.block_n
+    grid = triton.cdiv(n, features) * config.splits * triton.cdiv(rows, block_r)
+    overlap = pdl()
+    _skinny_kernel[(grid,)](
+        x,
+        w,
+        bias,
+        out,
+        rows,
+        n,
+        k,
+        x.stride(0),
+        config.steps(k),
+        BLOCK_R=block_r,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLITS=config.splits,
+        GATED=gated,
+        HAS_BIAS=bias is not None,
+        EVEN_K=k % (config.block_k * config.splits) == 0,
+        PREFETCH=config.prefetch if overlap else 0,
+        PDL=overlap,
+        num_warps=config.warps,
+        num_stages=config.stages(rows, x.element_size()),
+        launch_pdl=overlap,
+    )
