@@ -1,0 +1,281 @@
+"""Paged attention of one query token a row, split over the card (flash decoding).
+
+Programs stay on their multiprocessors and walk over (chunk of a row, KV head) pairs of a work list
+(decode_plan.py). The query heads of a KV head are the rows of one matrix product, so K and V are
+read once. A row of several chunks is put together by the program that finishes last, always in
+the order of chunks.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
+from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.inputs import AttentionInputs
+
+_LOG2_E: Final = 1.4426950408889634
+# The fewest rows of a matrix product on tensor cores.
+_MIN_ROWS: Final = 16
+
+
+def choose_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
+    """The tuned configuration: a tile of K is about 16 KiB."""
+    row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    return DecodeConfig(tile_tokens=min(64, max(16, 16384 // row_bytes)))
+
+
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """Attention of q [R, Hq, D] over the pages of the first R = inputs.n_decode rows; [R, Hq, D].
+
+    As kernels.attention.paged_attention for rows of one token. q and out may be views whose last
+    dimension is dense. The pools' block_tokens is a power of two. Scratch memory: see DecodePlan.
+    """
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    n_rows, n_heads, head_dim = q.shape
+    if n_rows == 0:
+        return out
+    _, n_kv_heads, block_tokens, _ = k_cache.shape
+    heads = Heads(n_kv_heads, n_heads // n_kv_heads, head_dim)
+    config = config or choose_config(head_dim, q.dtype)
+    plan = plan_decode(inputs, heads, window, config)
+    tables = inputs.block_tables
+    _decode_kernel[(config.programs,)](
+        q,
+        k_cache,
+        v_cache,
+        out,
+        tables,
+        plan.items,
+        plan.n_items,
+        plan.arrived,
+        plan.sums,
+        plan.peaks,
+        scale * _LOG2_E,
+        plan.peaks.stride(0),
+        plan.max_chunks,
+        tables.stride(0),
+        q.stride(0),
+        q.stride(1),
+        out.stride(0),
+        out.stride(1),
+        N_KV_HEADS=n_kv_heads,
+        GROUP=heads.group,
+        HEAD_DIM=head_dim,
+        BLOCK_TOKENS=block_tokens,
+        M=max(_MIN_ROWS, triton.next_power_of_2(heads.group)),
+        G=triton.next_power_of_2(heads.group),
+        D=triton.next_power_of_2(head_dim),
+        TILE=config.tile_tokens,
+        PDL=pdl(),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        launch_pdl=pdl(),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])
+def _decode_kernel(
+    q,
+    k_cache,
+    v_cache,
+    out,
+    tables,
+    items,
+    n_items,
+    arrived,
+    sums,
+    peaks,
+    scale,
+    peaks_stride,
+    max_chunks,
+    table_stride,
+    q_stride,
+    q_head_stride,
+    out_stride,
+    out_head_stride,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    M: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """`scale` includes log2(e): weights are powers of two. M, G: GROUP padded for the matrix
+    product and for the rest; D: HEAD_DIM padded."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    n_pairs = tl.load(n_items) * N_KV_HEADS
+    for pair in range(tl.program_id(0), n_pairs, tl.num_programs(0)):
+        item = items + pair // N_KV_HEADS * 4
+        head = pair % N_KV_HEADS
+        row = tl.load(item).to(tl.int64)
+        start, stop, which = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+        chunk, n_chunks = which & 0xFFFF, which >> 16
+        m, d = tl.arange(0, M), tl.arange(0, D)
+        query = q + row * q_stride + (head * GROUP + m[:, None]) * q_head_stride + d[None, :]
+        acc, peak, weight = _attend(
+            tl.load(query, mask=(m < GROUP)[:, None] & (d < HEAD_DIM)[None, :], other=0.0),
+            k_cache + head * BLOCK_TOKENS * HEAD_DIM,
+            v_cache + head * BLOCK_TOKENS * HEAD_DIM,
+            tables + row * table_stride,
+            start,
+            stop,
+            scale,
+            N_KV_HEADS * BLOCK_TOKENS * HEAD_DIM,
+            BLOCK_TOKENS,
+            HEAD_DIM,
+            M,
+            D,
+            TILE,
+        )
+        result = out + row * out_stride + head * GROUP * out_head_stride
+        if n_chunks == 1:
+            acc = acc / tl.where(weight > 0, weight, 1.0)[:, None]
+            _store(result, acc, out_head_stride, GROUP, HEAD_DIM, M, D)
+        else:
+            slot = row * N_KV_HEADS + head
+            first = slot * max_chunks
+            _store(sums + (first + chunk) * GROUP * HEAD_DIM, acc, HEAD_DIM, GROUP, HEAD_DIM, M, D)
+            place = peaks + (first + chunk) * GROUP + m
+            tl.store(place, peak, mask=m < GROUP)
+            tl.store(place + peaks_stride, weight, mask=m < GROUP)
+            # All threads' stores come before the one thread's release.
+            tl.debug_barrier()
+            if tl.atomic_add(arrived + slot, 1, sem="acq_rel") == n_chunks - 1:
+                tl.store(arrived + slot, 0)
+                acc = _combine(
+                    sums + first * GROUP * HEAD_DIM,
+                    peaks + first * GROUP,
+                    peaks_stride,
+                    n_chunks,
+                    GROUP,
+                    HEAD_DIM,
+                    G,
+                    D,
+                )
+                _store(result, acc, out_head_stride, GROUP, HEAD_DIM, G, D)
+
+
+@triton.jit
+def _attend(
+    query,
+    k_cache,
+    v_cache,
+    table,
+    start,
+    stop,
+    scale,
+    page_stride,
+    BLOCK_TOKENS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Of query [M, D] over tokens start … stop of a row: values weighted by exp2(score - peak)
+    [M, D], the peaks [M] and the sums of weights [M]."""
+    d = tl.arange(0, D)
+    acc = tl.zeros([M, D], tl.float32)
+    peak = tl.full([M], float("-inf"), tl.float32)
+    # Summed over a row only at the end: a sum per tile would make the warps wait for each other.
+    weights = tl.zeros([M, TILE], tl.float32)
+    for first in range(start, stop, TILE):
+        token = first + tl.arange(0, TILE)
+        seen = token < stop
+        page = tl.load(table + token // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+        place = page * page_stride + token % BLOCK_TOKENS * HEAD_DIM
+        place = place[:, None] + d[None, :]
+        there = seen[:, None] & (d < HEAD_DIM)[None, :]
+        k = tl.load(k_cache + place, mask=there, other=0.0)
+        score = tl.dot(query, k.T, input_precision="ieee")
+        score = tl.where(seen[None, :], score * scale, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        decay = tl.exp2(peak - higher)
+        v = tl.load(v_cache + place, mask=there, other=0.0)
+        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+        weights = weights * decay[:, None] + weight
+        peak = higher
+    return acc, peak, tl.sum(weights, 1)
+
+
+@triton.jit
+def _combine(
+    sums,
+    peaks,
+    peaks_stride,
+    n_chunks,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+):
+    """The result [G, D] of a row's chunks, read past the first-level cache."""
+    CHUNKS: tl.constexpr = 4
+    g, d = tl.arange(0, G), tl.arange(0, D)
+    wide = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    acc = tl.zeros([G, D], tl.float32)
+    peak = tl.full([G], float("-inf"), tl.float32)
+    weight = tl.zeros([G], tl.float32)
+    for first in range(0, n_chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)
+        there = (chunk < n_chunks)[:, None] & (g < GROUP)[None, :]
+        place = chunk[:, None] * GROUP + g[None, :]
+        m = tl.load(peaks + place, mask=there, other=float("-inf"), cache_modifier=".cg")
+        w = tl.load(peaks + peaks_stride + place, mask=there, other=0.0, cache_modifier=".cg")
+        a = tl.load(
+            sums + place[:, :, None] * HEAD_DIM + d[None, None, :],
+            mask=there[:, :, None] & wide[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        higher = tl.maximum(peak, tl.max(m, 0))
+        # Rows of padding have no peak.
+        higher = tl.where(g < GROUP, higher, 0.0)
+        share = tl.exp2(m - higher[None, :])
+        decay = tl.exp2(peak - higher)
+        acc = acc * decay[:, None] + tl.sum(a * share[:, :, None], 0)
+        weight = weight * decay + tl.sum(w * share, 0)
+        peak = higher
+    return acc / tl.where(g < GROUP, weight, 1.0)[:, None]
+
+
+@triton.jit
+def _store(
+    place,
+    values,
+    head_stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+):
+    """values [ROWS, D] without their padding."""
+    g, d = tl.arange(0, ROWS), tl.arange(0, D)
+    tl.store(
+        place + g[:, None] * head_stride + d[None, :],
+        values.to(place.dtype.element_ty),
+        mask=(g < GROUP)[:, None] & (d < HEAD_DIM)[None, :],
+    )

@@ -1,0 +1,190 @@
+"""Which program of the decode attention reads what: a work list made on the device, once a step.
+
+A row's tokens are cut into chunks, so that a lone long row fills the card and a batch of unequal
+rows leaves no multiprocessor idle at the end. Where a row is cut follows from its own length and
+the configuration alone: its bits do not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pagemesh.kernels.gpu.launch import multiprocessors, pdl
+from pagemesh.kernels.inputs import AttentionInputs
+
+ITEM_FIELDS: Final = 4
+_ROWS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How the work is cut and run; the same for all rows."""
+
+    tile_tokens: int = 64
+    """K and V are read this many tokens at a time."""
+    chunk_tokens: int = 256
+    """A row of at least 1.5 times as many tokens is cut into chunks of about this size."""
+    max_chunks: int = 32
+    """No row is cut into more chunks: longer rows have longer chunks."""
+    num_warps: int = 4
+    num_stages: int = 3
+    programs_per_sm: int = 3
+
+    def chunks(self, tokens: int) -> int:
+        """The most chunks that a row of up to `tokens` tokens is cut into."""
+        return max(1, min(self.max_chunks, (tokens + self.chunk_tokens // 2) // self.chunk_tokens))
+
+    @property
+    def programs(self) -> int:
+        return multiprocessors() * self.programs_per_sm
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The shape of an attention layer."""
+
+    n_kv_heads: int
+    group: int
+    """Query heads that share a KV head."""
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """The work list of one step's decode rows, and the scratch memory of its layers.
+
+    A row's bound of chunks is `config.chunks(max_seq_tokens)`, or of the window if that is less.
+    The largest part of the memory is the partial sums: 4 * rows * max_chunks * query heads *
+    (head_dim + 2) bytes.
+    """
+
+    items: Tensor
+    """int32[rows * max_chunks, 4]: row, first token, token after the last, and the chunk's number
+    in the row with the row's number of chunks above it (<< 16). The first chunks of all rows come
+    first, then the second …: rows with a common prefix read it from the L2 cache."""
+    n_items: Tensor
+    """int32[1]"""
+    arrived: Tensor
+    """int32[rows, Hkv]: chunks whose partial sums are written; zero between layers."""
+    sums: Tensor
+    """float32[rows, Hkv, max_chunks, group, head_dim]: values weighted by exp2(score - peak)."""
+    peaks: Tensor
+    """float32[2, rows, Hkv, max_chunks, group]: highest score (in powers of two), sum of weights."""
+    max_chunks: int
+    """Of a row of this batch: a bound that the host knows."""
+
+    @classmethod
+    def empty(cls, rows: int, max_chunks: int, heads: Heads, device: torch.device) -> DecodePlan:
+        slots = (rows, heads.n_kv_heads, max_chunks, heads.group)
+        return cls(
+            items=torch.empty(rows * max_chunks, ITEM_FIELDS, dtype=torch.int32, device=device),
+            n_items=torch.empty(1, dtype=torch.int32, device=device),
+            arrived=torch.empty(rows, heads.n_kv_heads, dtype=torch.int32, device=device),
+            sums=torch.empty(*slots, heads.head_dim, dtype=torch.float32, device=device),
+            peaks=torch.empty(2, *slots, dtype=torch.float32, device=device),
+            max_chunks=max_chunks,
+        )
+
+
+def plan_decode(
+    inputs: AttentionInputs, heads: Heads, window: int | None, config: DecodeConfig
+) -> DecodePlan:
+    """The plan for the first n_decode rows; made by the first layer that asks, kept for others."""
+    key = (DecodePlan, heads, window, config)
+    if key not in inputs.plans:
+        inputs.plans[key] = _new_plan(inputs, heads, window, config)
+    plan: DecodePlan = inputs.plans[key]
+    return plan
+
+
+def _new_plan(
+    inputs: AttentionInputs, heads: Heads, window: int | None, config: DecodeConfig
+) -> DecodePlan:
+    rows, most = inputs.n_decode, inputs.max_seq_tokens
+    max_chunks = config.chunks(most if window is None else min(most, window))
+    plan = DecodePlan.empty(rows, max_chunks, heads, inputs.seq_lens.device)
+    _plan_kernel[(triton.cdiv(rows, _ROWS),)](
+        inputs.seq_lens,
+        plan.items,
+        plan.n_items,
+        plan.arrived,
+        rows,
+        window or 0,
+        N_KV_HEADS=heads.n_kv_heads,
+        TILE=config.tile_tokens,
+        CHUNK=config.chunk_tokens,
+        MAX_CHUNKS=config.max_chunks,
+        COLUMNS=triton.next_power_of_2(max_chunks),
+        ROWS=_ROWS,
+        PDL=pdl(),
+        launch_pdl=pdl(),
+    )
+    return plan
+
+
+@triton.jit
+def _cut(
+    seq_lens, rows, n_rows, window, TILE: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr
+):
+    """Of each row: its first token seen, its length, a chunk's tokens, and how many chunks."""
+    lens = tl.load(seq_lens + rows, mask=rows < n_rows, other=0)
+    first = tl.where(window > 0, tl.maximum(lens - window, 0), 0)
+    seen = lens - first
+    wanted = tl.minimum(tl.maximum((seen + CHUNK // 2) // CHUNK, 1), MOST)
+    chunk = tl.cdiv(tl.maximum(tl.cdiv(seen, wanted), 1), TILE) * TILE
+    n_chunks = tl.maximum(tl.cdiv(seen, chunk), 1)
+    return first, lens, chunk, tl.where(rows < n_rows, n_chunks, 0)
+
+
+@triton.jit(do_not_specialize=["n_rows", "window"])
+def _plan_kernel(
+    seq_lens,
+    items,
+    n_items,
+    arrived,
+    n_rows,
+    window,
+    N_KV_HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Each program writes the items of its ROWS rows, and counts those of the others to know
+    where. A row of length 0 has one empty item: its output is written too."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    mine = tl.program_id(0) * ROWS
+    column = tl.arange(0, COLUMNS)
+    total = tl.zeros([COLUMNS], tl.int32)
+    before = tl.zeros([COLUMNS], tl.int32)
+    for start in range(0, n_rows, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        _, _, _, n_chunks = _cut(seq_lens, rows, n_rows, window, TILE, CHUNK, MAX_CHUNKS)
+        there = tl.sum((n_chunks[:, None] > column[None, :]).to(tl.int32), 0)
+        total += there
+        before += tl.where(start < mine, there, 0)
+    if mine == 0:
+        tl.store(n_items, tl.sum(total, 0))
+
+    rows = mine + tl.arange(0, ROWS)
+    first, lens, chunk, n_chunks = _cut(seq_lens, rows, n_rows, window, TILE, CHUNK, MAX_CHUNKS)
+    exists = n_chunks[:, None] > column[None, :]
+    rank = tl.cumsum(exists.to(tl.int32), 0) - 1
+    place = items + 4 * (tl.cumsum(total, 0) - total + before + rank)
+    start = first[:, None] + chunk[:, None] * column[None, :]
+    tl.store(place, rows[:, None] + tl.zeros_like(rank), mask=exists)
+    tl.store(place + 1, start, mask=exists)
+    tl.store(place + 2, tl.minimum(start + chunk[:, None], lens[:, None]), mask=exists)
+    tl.store(place + 3, column[None, :] + (n_chunks[:, None] << 16), mask=exists)
+    for head in range(N_KV_HEADS):
+        tl.store(arrived + rows * N_KV_HEADS + head, tl.zeros_like(rows), mask=rows < n_rows)
