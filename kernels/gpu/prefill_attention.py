@@ -174,39 +174,43 @@ def _prefill_attention(
     position = token + (seq_len - row_end)
     first = first_token + (seq_len - row_end)
     end = tl.maximum(tl.minimum(first + BLOCK_TOKENS, seq_len), 0)
-    # Tiles [begin, full_begin) hold keys before the window of some query, [full_begin, full_end)
-    # are seen by every query, [full_end, end) hold keys behind some query.
+    # Tiles [full_begin, full_end) are seen by every query of the block, the others only in part.
     begin = 0
     full_begin = 0
-    full_end = tl.maximum(first + 1, 0) // TILE * TILE
+    full_end = (first + 1) // TILE * TILE
     if HAS_WINDOW:
         begin = tl.maximum(first - window + 1, 0) // TILE * TILE
-        full_begin = (tl.maximum(end - window, 0) + TILE - 1) // TILE * TILE
-        full_begin = tl.minimum(full_begin, end)
-        full_end = tl.maximum(full_end, full_begin)
+        full_begin = end - window
 
     table = block_tables + row.to(tl.int64) * table_stride
     k_head = k_cache + head * (PAGE * HEAD_DIM)
     v_head = v_cache + head * (PAGE * HEAD_DIM)
+    # Relative to the largest score so far (times log2(e)): sums of weights and weighted values.
     best = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
     weight = tl.zeros([BLOCK_ROWS], tl.float32)
     total = tl.zeros([BLOCK_ROWS, PADDED_DIM], tl.float32)
-    if HAS_WINDOW:
-        best, weight, total = _attend(
-            best, weight, total, queries, position, k_head, v_head, table, begin, full_begin,
-            end, block_stride, log2_scale, window,
-            HEAD_DIM, PADDED_DIM, PAGE, TILE, STAGES, True, True,
-        )  # fmt: skip
-    best, weight, total = _attend(
-        best, weight, total, queries, position, k_head, v_head, table, full_begin, full_end,
-        end, block_stride, log2_scale, window,
-        HEAD_DIM, PADDED_DIM, PAGE, TILE, STAGES, False, HAS_WINDOW,
-    )  # fmt: skip
-    best, weight, total = _attend(
-        best, weight, total, queries, position, k_head, v_head, table, full_end, end,
-        end, block_stride, log2_scale, window,
-        HEAD_DIM, PADDED_DIM, PAGE, TILE, STAGES, True, HAS_WINDOW,
-    )  # fmt: skip
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        key = start + tl.arange(0, TILE)
+        offsets = _page_offsets(table, key, start, end, block_stride, HEAD_DIM, PAGE, TILE)
+        offsets = offsets + dim[None, :]
+        there = (key < end)[:, None]
+        if HEAD_DIM < PADDED_DIM:
+            there = there & (dim < HEAD_DIM)[None, :]
+        k = tl.load(k_head + offsets, there, other=0.0)
+        v = tl.load(v_head + offsets, there, other=0.0)
+        scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
+        if (start >= full_end) | (start < full_begin):
+            seen = key[None, :] <= position[:, None]
+            if HAS_WINDOW:
+                seen = seen & (key[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1) * log2_scale)
+        weights = tl.exp2(scores * log2_scale - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        weight = weight * shrink + tl.sum(weights, 1)
+        total = total * shrink[:, None]
+        total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")
+        best = new_best
     mixed = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
     mixed = mixed.to(out.dtype.element_ty)
     tl.store(out + token.to(tl.int64)[:, None] * out_stride + columns, mixed, exists)
@@ -234,67 +238,6 @@ def _row_of_block(query_start, n_decode, n_rows, block, BLOCK_TOKENS: tl.constex
 
 
 @triton.jit
-def _attend(
-    best,
-    weight,
-    total,
-    queries,
-    position,
-    k_head,
-    v_head,
-    table,
-    begin,
-    stop,
-    end,
-    block_stride,
-    log2_scale,
-    window,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    TILE: tl.constexpr,
-    STAGES: tl.constexpr,
-    MASKED: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-):
-    """The running softmax over the tiles from `begin` to `stop`; keys from `end` on are not there.
-
-    best: the largest score so far, times log2(e); weight and total: the sums of weights and of
-    weighted values relative to it.
-    """
-    dim = tl.arange(0, PADDED_DIM)
-    for start in tl.range(begin, stop, TILE, num_stages=STAGES):
-        key = start + tl.arange(0, TILE)
-        offsets = _page_offsets(table, key, start, end, block_stride, HEAD_DIM, PAGE, TILE, MASKED)
-        offsets = offsets + dim[None, :]
-        if MASKED:
-            there = (key < end)[:, None] & (dim < HEAD_DIM)[None, :]
-            k = tl.load(k_head + offsets, there, other=0.0)
-            v = tl.load(v_head + offsets, there, other=0.0)
-        elif HEAD_DIM < PADDED_DIM:
-            there = (dim < HEAD_DIM)[None, :]
-            k = tl.load(k_head + offsets, there, other=0.0)
-            v = tl.load(v_head + offsets, there, other=0.0)
-        else:
-            k = tl.load(k_head + offsets)
-            v = tl.load(v_head + offsets)
-        scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
-        if MASKED:
-            seen = key[None, :] <= position[:, None]
-            if HAS_WINDOW:
-                seen = seen & (key[None, :] > position[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1) * log2_scale)
-        weights = tl.exp2(scores * log2_scale - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        weight = weight * shrink + tl.sum(weights, 1)
-        total = total * shrink[:, None]
-        total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")
-        best = new_best
-    return best, weight, total
-
-
-@triton.jit
 def _page_offsets(
     table,
     key,
@@ -304,14 +247,10 @@ def _page_offsets(
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    MASKED: tl.constexpr,
 ):
     """int64[TILE, 1]: where a tile's keys begin in the pages of a head."""
     if TILE <= PAGE:
         page = tl.load(table + start // PAGE).to(tl.int64)
         return page * block_stride + ((key % PAGE) * HEAD_DIM)[:, None]
-    if MASKED:
-        pages = tl.load(table + key // PAGE, key < end, other=0).to(tl.int64)
-    else:
-        pages = tl.load(table + key // PAGE).to(tl.int64)
+    pages = tl.load(table + key // PAGE, key < end, other=0).to(tl.int64)
     return (pages * block_stride + (key % PAGE) * HEAD_DIM)[:, None]

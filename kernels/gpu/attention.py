@@ -1,0 +1,36 @@
+"""Paged attention of a mixed step: decode rows through one kernel, the others through another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pagemesh.kernels.gpu.decode_attention import decode_attention
+from pagemesh.kernels.gpu.prefill_attention import prefill_attention
+from pagemesh.kernels.inputs import AttentionInputs
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    inputs: AttentionInputs,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention of q [T, Hq, D] over the pages of each row; returns [T, Hq, D].
+
+    The twin of `kernels.attention.paged_attention`. A step of decode rows alone takes one kernel;
+    padding tokens count as a part of the prefill rows.
+    """
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    n_decode = inputs.n_decode
+    if n_decode:
+        decodes = q[:n_decode]
+        decode_attention(
+            decodes, k_cache, v_cache, inputs, scale=scale, window=window, out=out[:n_decode]
+        )
+    if n_decode < q.shape[0]:
+        prefill_attention(q, k_cache, v_cache, inputs, scale=scale, window=window, out=out)
+    return out
