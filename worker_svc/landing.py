@@ -9,7 +9,7 @@ import structlog
 
 from pagemesh.shared.engine_messages import StepResult
 from pagemesh.worker_svc.batch import Rows
-from pagemesh.worker_svc.executor import Computed
+from pagemesh.worker_svc.executor import Computed, at_once
 from pagemesh.worker_svc.results import ResultBuilder
 
 log = structlog.get_logger(__name__)
@@ -49,10 +49,20 @@ class Landing:
         self._pace = pace
         self._launched_s = launched_s
 
-    def result(self) -> StepResult:
-        """Wait for the device and pack what it found. To be called once."""
+    @property
+    def ready(self) -> bool:
+        """Whether the device has nothing left to do, which a CPU never has."""
+        return all(part.computed.wait is at_once for part in self._parts)
+
+    def wait(self) -> None:
+        """Until the device is done with the step."""
         for part in self._parts:
             part.computed.wait()
+
+    def result(self) -> StepResult:
+        """Wait for the device and pack what it found. To be called once."""
+        self.wait()
+        for part in self._parts:
             self._result.add(part.rows, part.computed.sampled, part.computed.prompts)
         self._log_nonfinite()
         return self._result.build(self._pace.land(self._launched_s))

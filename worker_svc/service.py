@@ -1,10 +1,10 @@
-"""The worker service: links of schedulers in front, the runner in one thread behind."""
+"""The worker service: links of schedulers in front, the runner in threads behind."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -22,7 +22,9 @@ from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import Message
 from pagemesh.worker_svc.build import Report, build_runner
 from pagemesh.worker_svc.command import Command
-from pagemesh.worker_svc.compute_thread import ComputeThread
+from pagemesh.worker_svc.compute_thread import ComputeThread, Started
+from pagemesh.worker_svc.device_lost import DeviceLost, loses_device
+from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.metrics import WorkerMetrics
 from pagemesh.worker_svc.runner import Runner, StepGap
 
@@ -35,14 +37,16 @@ BuildRunner = Callable[[Settings, Report], Runner]
 log = structlog.get_logger(__name__)
 
 
-class _Computing(NamedTuple):
+class _Flying(NamedTuple):
+    """A step that was begun and has not landed."""
+
     step: int
     since_s: float
 
 
 class WorkerService:
-    """A shared.service.ServiceCore. The event loop owns links and metrics, the compute thread the
-    runner; between them go steps and results, in order."""
+    """A shared.service.ServiceCore. The event loop owns links and metrics; one thread launches
+    steps, another takes their results where they come later. All keep the order of the steps."""
 
     def __init__(self, runtime: Runtime, build: BuildRunner = build_runner) -> None:
         self._runtime = runtime
@@ -57,9 +61,13 @@ class WorkerService:
         self._snapshot_asked = False
         self._draining = False
         self._settled = asyncio.Event()
-        # Of the compute thread; the loop only reads.
-        self._computing: _Computing | None = None
+        self._device_lost: DeviceLost | None = None
+        self._lost = asyncio.Event()
+        # Of the launching thread.
         self._served: Link | None = None
+        # Of the threads, oldest first; the loop only reads.
+        self._flying: deque[_Flying] = deque()
+        self._landed_s = 0.0
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(LINK_PATH, self._on_dial)]
@@ -71,8 +79,9 @@ class WorkerService:
         return None if stuck_s is None else f"a step has been computing for {stuck_s:.0f} s"
 
     async def run(self) -> None:
-        """Load the model, listening already, then watch. Raises StartupError when it cannot."""
-        self._compute = ComputeThread("worker-compute")
+        """Load the model, listening already, then watch. Raises StartupError when it cannot, and
+        DeviceLost when the process can compute no more."""
+        self._compute = ComputeThread("worker-compute", "worker-landing")
         try:
             load = partial(self._build, self._runtime.settings, self._report)
             self._runner = await self._compute.submit(load)
@@ -140,24 +149,35 @@ class WorkerService:
                 link.abort(f"more than {MAX_QUEUED_STEPS} steps wait to be computed")
                 return
             self._queued[link] += 1
-            job = partial(self._execute, self._runner, link, message)
+            job = partial(self._launch, self._runner, link, message)
             deliver = partial(self._deliver, link, message, time.monotonic())
             self._compute.submit(job).add_done_callback(deliver)
 
-    def _execute(self, runner: Runner, link: Link, step: Step) -> StepResult | NeedSnapshot | None:
-        """In the compute thread. None: another scheduler has taken over meanwhile."""
+    def _launch(self, runner: Runner, link: Link, step: Step) -> Started | NeedSnapshot | None:
+        """In the launching thread. None: another scheduler has taken over meanwhile."""
         if link is not self._holder:
             return None
         if link is not self._served:
             runner.reset()
             self._served = link
-        self._computing = _Computing(step.step, time.monotonic())
+        self._flying.append(_Flying(step.step, time.monotonic()))
         try:
-            return runner.execute(step)
+            landing = runner.launch(step)
         except StepGap as gap:
+            self._flying.pop()
             return NeedSnapshot(gap.epoch, gap.last_step)
+        except BaseException:
+            self._flying.pop()
+            raise
+        return Started(partial(self._land, landing), landing.ready)
+
+    def _land(self, landing: Landing) -> StepResult:
+        """In the landing thread, or in the launching one when that has nothing to wait for."""
+        try:
+            return landing.result()
         finally:
-            self._computing = None
+            self._landed_s = time.monotonic()
+            self._flying.popleft()
 
     def _deliver(
         self,
@@ -166,15 +186,16 @@ class WorkerService:
         arrived_s: float,
         done: asyncio.Future[StepResult | NeedSnapshot | None],
     ) -> None:
-        self._queued -= Counter([link])
+        self._queued[link] -= 1
+        if not self._queued[link]:
+            del self._queued[link]
         self._settled.set()
         error = done.exception()
-        result = None if error else done.result()
         if error is not None:
-            # The scheduler loses this engine, and its requests go on elsewhere.
-            log.error("step_lost", step=step.step, exc_info=error)
-            link.abort(f"step {step.step} could not be executed")
-        elif isinstance(result, StepResult):
+            self._give_up(link, step, error)
+            return
+        result = done.result()
+        if isinstance(result, StepResult):
             self._snapshot_asked = False
             self._metrics.count(step, result)
             _send(link, result._replace(inside_s=time.monotonic() - arrived_s))
@@ -184,6 +205,15 @@ class WorkerService:
             self._metrics.count_gap()
             log.warning("snapshot_needed", step=step.step, base=step.base)
             _send(link, result)
+
+    def _give_up(self, link: Link, step: Step, error: BaseException) -> None:
+        """The scheduler loses this engine, and its requests go on elsewhere."""
+        if not link.closed:  # what was launched behind a lost step is lost as well
+            log.error("step_lost", step=step.step, exc_info=error)
+            link.abort(f"step {step.step} could not be executed")
+        if self._device_lost is None and loses_device(error):
+            self._device_lost = DeviceLost.after(error, step.step)
+            self._lost.set()
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -198,22 +228,32 @@ class WorkerService:
         self._stage = stage
 
     def _stuck_s(self) -> float | None:
-        """How long the current step has been computing, if that is too long."""
-        computing = self._computing
-        if computing is None:
+        """How long the oldest step has been computing, if that is too long. It does not while those
+        before it do."""
+        oldest = self._oldest_flying
+        if oldest is None:
             return None
-        age_s = time.monotonic() - computing.since_s
+        age_s = time.monotonic() - max(oldest.since_s, self._landed_s)
         return age_s if age_s > STUCK_STEP_S else None
 
+    @property
+    def _oldest_flying(self) -> _Flying | None:
+        with suppress(IndexError):
+            return self._flying[0]
+        return None
+
     async def _watch(self) -> None:
-        """Until cancelled: report a step that hangs, once, with what it is doing."""
-        reported: _Computing | None = None
-        while True:
-            await asyncio.sleep(WATCH_PERIOD_S)
-            computing, stuck_s = self._computing, self._stuck_s()
-            if stuck_s is not None and computing is not reported and self._compute is not None:
+        """Until cancelled: report a step that hangs, once, with what it is doing. Raises DeviceLost
+        as soon as the device is lost."""
+        reported: _Flying | None = None
+        while self._device_lost is None:
+            oldest, stuck_s = self._oldest_flying, self._stuck_s()
+            if stuck_s is not None and oldest is not reported and self._compute is not None:
                 log.error("step_stuck", seconds=round(stuck_s), stack=self._compute.stack())
-                reported = computing
+                reported = oldest
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lost.wait(), WATCH_PERIOD_S)
+        raise self._device_lost
 
 
 def _send(link: Link, message: Message) -> None:

@@ -8,7 +8,8 @@ import pytest
 from worker_harness import GREEDY, alone, tiny_runner
 from worker_service_harness import PROMPT, Worker, driver, gated
 
-from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult
+from pagemesh.shared.engine_messages import NeedSnapshot, Step
+from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.service import MAX_QUEUED_STEPS
 
@@ -16,7 +17,7 @@ from pagemesh.worker_svc.service import MAX_QUEUED_STEPS
 async def test_a_runner_that_breaks_costs_its_scheduler_the_link(
     start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: Step) -> StepResult:
+    def broken(_: Step) -> Landing:
         raise AssertionError("a bug")
 
     runner = tiny_runner(decoder)
@@ -24,7 +25,7 @@ async def test_a_runner_that_breaks_costs_its_scheduler_the_link(
         async with worker.scheduler() as scheduler:
             await scheduler.engines()
             with monkeypatch.context() as patch:
-                patch.setattr(runner, "execute", broken)
+                patch.setattr(runner, "launch", broken)
                 scheduler.link.send(driver().plan({}))
                 assert await scheduler.ended()
         async with worker.scheduler() as scheduler:

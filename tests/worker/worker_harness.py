@@ -12,7 +12,7 @@ from pagemesh.shared.engine_messages import NewRow, Step, StepResult
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
-from pagemesh.worker_svc.build import new_batch
+from pagemesh.worker_svc.books import new_batch
 from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.config import DecoderConfig
@@ -65,6 +65,7 @@ def tiny_runner(
     max_num_seqs: int = 8,
     max_model_len: int = 64,
     fill: float = 0.0,
+    executor_type: type[CPUExecutor] = CPUExecutor,
 ) -> Runner:
     """`fill` is what the KV pool holds at first; NaN shows any read of what was never written."""
     kv = KVCache(
@@ -81,7 +82,7 @@ def tiny_runner(
     card = ModelCard(["tiny"], VOCAB, max_model_len, BLOCK_TOKENS, "float32", [EOS], 1, "f", 0)
     capacity = Capacity(num_blocks, max_num_seqs, 64, 512, "cpu")
     batch = new_batch(card, capacity)
-    executor = CPUExecutor(model, kv, batch, vocab_tokens=VOCAB, eos_token_ids=[EOS])
+    executor = executor_type(model, kv, batch, vocab_tokens=VOCAB, eos_token_ids=[EOS])
     return Runner(executor, batch, card, capacity)
 
 

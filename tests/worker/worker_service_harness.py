@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import aiohttp
 from torch import Tensor
@@ -19,7 +20,10 @@ from pagemesh.shared.messages import Capacity, Engines, Hello
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import PROTOCOL, Message, unpack_ids
+from pagemesh.worker_svc.batch import Rows
 from pagemesh.worker_svc.build import Report
+from pagemesh.worker_svc.cpu_executor import CPUExecutor
+from pagemesh.worker_svc.executor import Computed
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import Runner
@@ -45,6 +49,30 @@ class Gate:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._decoder.logits(hidden)
+
+
+class HeldExecutor(CPUExecutor):
+    """Stands for a device that computes while the host goes on: a step lands once it is let go.
+    `launched` holds the number of rows of each part that was launched."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.launched: SimpleQueue[int] = SimpleQueue()
+        self._landings: SimpleQueue[Exception | None] = SimpleQueue()
+
+    def compute(self, rows: Rows) -> Computed:
+        computed = super().compute(rows)
+        self.launched.put(len(rows))
+        return computed._replace(wait=self._wait)
+
+    def let_go(self, error: Exception | None = None) -> None:
+        """The next step lands, or is found lost."""
+        self._landings.put(error)
+
+    def _wait(self) -> None:
+        error = self._landings.get(timeout=30)
+        if error is not None:
+            raise error
 
 
 class Scheduler:
@@ -115,6 +143,32 @@ class Gated(NamedTuple):
     worker: Worker
     scheduler: Scheduler
     books: Driver
+
+
+class Held(NamedTuple):
+    """A worker on a held device, its scheduler, and books in which PROMPT entered."""
+
+    executor: HeldExecutor
+    worker: Worker
+    scheduler: Scheduler
+    books: Driver
+
+    async def launched(self) -> int:
+        return await asyncio.to_thread(self.executor.launched.get, timeout=30)
+
+
+@asynccontextmanager
+async def held(start: Callable, decoder: Decoder) -> AsyncIterator[Held]:
+    runner = tiny_runner(decoder, executor_type=HeldExecutor)
+    executor, books = runner._executor, driver()
+    assert isinstance(executor, HeldExecutor)
+    async with (
+        start(lambda _settings, _report: runner) as worker,
+        worker.scheduler() as scheduler,
+    ):
+        await scheduler.engines()
+        books.enter(0, PROMPT)
+        yield Held(executor, worker, scheduler, books)
 
 
 @asynccontextmanager
