@@ -29,7 +29,8 @@ def rope_store(
     `qkv` is [T, (Hq + 2 Hkv) D] or its K-splits float32[S, T, ...], queries first, then keys, then
     values, without the linear layer's `bias`. `rotations` float32[max positions, D] holds for each
     position D/2 cosines, then as many sines, and `positions` int64[T] chooses its rows.
-    `q_norm` and `k_norm` [D], given together, are the weights of an RMSNorm of each head with `eps`.
+    `q_norm` and `k_norm` [D], given together, are the weights of an RMSNorm of each head, `eps`
+    its epsilon.
     `slot_mapping` int64[T] and the caches are those of store_kv.
     """
     n_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
