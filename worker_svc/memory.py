@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+import torch
 
 from pagemesh.shared.errors import SettingsError, StartupError
 
@@ -15,6 +16,7 @@ GIB: Final = 2**30
 CPU_SHARE: Final = 0.25
 CPU_LIMIT_BYTES: Final = GIB
 CPU_BUDGET_TOKENS: Final = 512
+GPU_BUDGET_TOKENS: Final = 8192
 NULL_BLOCKS: Final = 1
 
 _UNITS: Final = {
@@ -62,7 +64,7 @@ def plan_memory(
 
     Raises StartupError when `max_model_len` is beyond the model or the pool.
     """
-    longest = _longest(max_model_len, model_max_tokens)
+    longest = longest_tokens(max_model_len, model_max_tokens)
     block_bytes = kv_bytes_per_token * block_tokens
     usable = max_num_seqs * blocks_for(longest, block_tokens)
     num_blocks = min(pool_bytes // block_bytes, usable + NULL_BLOCKS)
@@ -78,7 +80,8 @@ def plan_memory(
     )
 
 
-def _longest(max_model_len: int | None, model_max_tokens: int) -> int:
+def longest_tokens(max_model_len: int | None, model_max_tokens: int) -> int:
+    """How long a request may be, if the pool allows. Raises SettingsError."""
     if max_model_len is None:
         return model_max_tokens
     if not 1 <= max_model_len <= model_max_tokens:
@@ -151,13 +154,17 @@ def _cgroup_room(folder: Path) -> list[int]:
 
 
 def budget_tokens(
-    max_num_batched_tokens: int | None, *, chunked_prefill: bool, max_model_len: int
+    max_num_batched_tokens: int | None,
+    *,
+    default_tokens: int = CPU_BUDGET_TOKENS,
+    chunked_prefill: bool,
+    max_model_len: int,
 ) -> int:
-    """The token budget of a step on a CPU.
+    """The token budget of a step.
 
     Raises SettingsError when prompts must not be split but need not fit one step.
     """
-    budget = CPU_BUDGET_TOKENS if max_num_batched_tokens is None else max_num_batched_tokens
+    budget = default_tokens if max_num_batched_tokens is None else max_num_batched_tokens
     if not chunked_prefill and budget < max_model_len:
         raise SettingsError(
             f"without chunked prefill the budget of {budget} tokens must hold a whole prompt: set "
@@ -176,4 +183,5 @@ def show_bytes(count: int) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed; torch's CPU allocator says so with a plain RuntimeError."""
-    return isinstance(error, MemoryError) or "allocate" in str(error)
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "allocate" in str(error)

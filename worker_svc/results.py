@@ -34,7 +34,7 @@ class ResultBuilder:
         """`rows` were computed; `sampled` has an entry for each of them that samples."""
         index = rows.index[rows.samples]
         self._sampled[index] = sampled.tokens.numpy(force=True)
-        self.nonfinite.update(index[~sampled.finite].tolist())
+        self.nonfinite.update(index[sampled.finite == 0].tolist())
         if sampled.logprobs is not None:
             self._add_logprobs(index, sampled, sampled.logprobs)
         for score in prompts:

@@ -179,17 +179,6 @@ def test_settings_that_cannot_work(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("device", "warnings"), [("auto", 1), ("cpu", 0)])
-def test_a_gpu_that_is_not_used_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, device: Literal["auto", "cpu"], warnings: int
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    parallel = ParallelSettings(threads=1, device=device)
-    with capture_logs() as logs:
-        build_runner(settings_for(folder, parallel=parallel))
-    assert [entry["event"] for entry in logs].count("gpu_not_used") == warnings
-
-
 def test_an_explicit_length_that_does_not_fit(folder: Path) -> None:
     cache = CacheSettings(kv_cache_memory=str(5 * 16 * KV_BYTES_PER_TOKEN))
     with pytest.raises(StartupError, match=r"--kv-cache-memory \d+ or --max-model-len 64$"):

@@ -1,0 +1,46 @@
+"""What a worker tells of its model, and the books it keeps, on any device."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from pagemesh.shared.messages import Capacity, ModelCard
+from pagemesh.shared.prepared import PreparedModel
+from pagemesh.shared.settings import Settings
+from pagemesh.worker_svc.batch import Batch
+from pagemesh.worker_svc.memory import MemoryPlan
+
+DTYPES: Final = {
+    "auto": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+def model_card(
+    settings: Settings, prepared: PreparedModel, plan: MemoryPlan, dtype: torch.dtype
+) -> ModelCard:
+    return ModelCard(
+        names=settings.model.served_model_name or [prepared.name],
+        vocab_tokens=prepared.vocab_tokens,
+        max_model_len=plan.max_model_len,
+        block_tokens=plan.block_tokens,
+        dtype=str(dtype).removeprefix("torch."),
+        eos_token_ids=prepared.eos_token_ids,
+        bos_token_id=prepared.bos_token_id,
+        fingerprint=prepared.fingerprint,
+        created_s=prepared.created_s,
+    )
+
+
+def new_batch(card: ModelCard, capacity: Capacity) -> Batch:
+    return Batch(
+        max_num_seqs=capacity.max_num_seqs,
+        max_model_len=card.max_model_len,
+        vocab_tokens=card.vocab_tokens,
+        block_tokens=card.block_tokens,
+        num_blocks=capacity.num_blocks,
+    )

@@ -1,0 +1,162 @@
+"""From settings to a runner on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import torch
+
+from pagemesh.kernels.cpu.jit import CONVERTS_FLOAT16
+from pagemesh.kernels.cpu.team import Team
+from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.messages import Capacity
+from pagemesh.shared.prepared import PreparedModel
+from pagemesh.shared.settings import CacheSettings, Settings
+from pagemesh.worker_svc.books import DTYPES, model_card, new_batch
+from pagemesh.worker_svc.cores import usable_cores
+from pagemesh.worker_svc.cpu_executor import CPUExecutor
+from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.loader import load_decoder
+from pagemesh.worker_svc.memory import (
+    MemoryPlan,
+    available_bytes,
+    budget_tokens,
+    is_out_of_memory,
+    plan_memory,
+    pool_bytes_on_cpu,
+    show_bytes,
+)
+from pagemesh.worker_svc.models.config import DecoderConfig
+from pagemesh.worker_svc.models.cpu_decoder import CPUDecoder
+from pagemesh.worker_svc.models.decoder import Decoder
+from pagemesh.worker_svc.runner import Runner
+
+log = structlog.get_logger(__name__)
+
+Report = Callable[[str], None]
+
+
+def load_on_cpu(
+    settings: Settings, folder: Path, prepared: PreparedModel, report: Report
+) -> Runner:
+    """Raises StartupError or SettingsError with the sentence to show."""
+    _check(settings)
+    torch.set_num_threads(1)  # what is worth sharing is done by the team
+    try:
+        return _load(settings, folder, prepared, report)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _no_memory(prepared.name, str(error)) from error
+
+
+def _check(settings: Settings) -> None:
+    if settings.model.dtype == "float16" and not CONVERTS_FLOAT16:
+        raise SettingsError(
+            "--dtype float16 needs a CPU with F16C instructions: use bfloat16 or float32",
+            key="dtype",
+        )
+    share = settings.cache.gpu_memory_utilization
+    if share != CacheSettings().gpu_memory_utilization:
+        raise SettingsError(
+            f"--gpu-memory-utilization {share} has no effect on a CPU: set --kv-cache-memory, the "
+            "size of the KV pool, instead",
+            key="gpu_memory_utilization",
+        )
+
+
+def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Report) -> Runner:
+    device, dtype = torch.device("cpu"), DTYPES[settings.model.dtype]
+    config = DecoderConfig.from_folder(folder)
+    weights_bytes = _weights_bytes(Decoder(config, dtype=dtype, device="meta"))
+    if weights_bytes > available_bytes():
+        raise _no_memory(prepared.name, f"the weights take {show_bytes(weights_bytes)}")
+    decoder = load_decoder(folder, prepared, dtype=dtype, device=device)
+    team = Team(settings.parallel.threads or usable_cores())
+    kept_as = torch.int8 if settings.model.quantization == "int8" else dtype
+    model = CPUDecoder(decoder, team, dtype=kept_as)
+    report("laying out the KV cache")
+    plan = _plan(settings, config, dtype)
+    capacity = _capacity(settings, plan, device)
+    kv = KVCache(
+        config.n_layers,
+        plan.num_blocks,
+        plan.block_tokens,
+        config.n_kv_heads,
+        config.head_dim,
+        dtype,
+        device,
+    )
+    _log_division(prepared.name, settings.model.quantization, model.weights_bytes, plan, capacity)
+    card = model_card(settings, prepared, plan, dtype)
+    batch = new_batch(card, capacity)
+    executor = CPUExecutor(
+        model,
+        kv,
+        batch,
+        vocab_tokens=card.vocab_tokens,
+        eos_token_ids=card.eos_token_ids,
+        team=team,
+    )
+    return Runner(executor, batch, card, capacity)
+
+
+def _plan(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> MemoryPlan:
+    pool_bytes = pool_bytes_on_cpu(settings.cache.kv_cache_memory, available_bytes())
+    return plan_memory(
+        kv_bytes_per_token=KVCache.bytes_per_block(
+            config.n_layers, 1, config.n_kv_heads, config.head_dim, dtype
+        ),
+        block_tokens=settings.cache.block_size,
+        pool_bytes=pool_bytes,
+        model_max_tokens=config.max_position_tokens,
+        max_model_len=settings.model.max_model_len,
+        max_num_seqs=settings.scheduler.max_num_seqs,
+    )
+
+
+def _capacity(settings: Settings, plan: MemoryPlan, device: torch.device) -> Capacity:
+    budget = budget_tokens(
+        settings.scheduler.max_num_batched_tokens,
+        chunked_prefill=settings.scheduler.enable_chunked_prefill,
+        max_model_len=plan.max_model_len,
+    )
+    return Capacity(
+        num_blocks=plan.num_blocks,
+        max_num_seqs=settings.scheduler.max_num_seqs,
+        max_num_batched_tokens=budget,
+        kv_bytes_per_token=plan.kv_bytes_per_token,
+        device=str(device),
+    )
+
+
+def _weights_bytes(decoder: Decoder) -> int:
+    return sum(weight.nbytes for weight in decoder.parameters())
+
+
+def _no_memory(name: str, detail: str) -> StartupError:
+    return StartupError(
+        f"not enough memory for {name} ({detail}; {show_bytes(available_bytes())} are available): "
+        "free memory, lower --kv-cache-memory or --max-num-seqs, or serve a smaller model"
+    )
+
+
+def _log_division(
+    name: str, quantization: str, weights_bytes: int, plan: MemoryPlan, capacity: Capacity
+) -> None:
+    log.info(
+        "memory_divided",
+        model=name,
+        quantization=quantization,
+        weights=show_bytes(weights_bytes),
+        weights_bytes=weights_bytes,
+        kv_pool=show_bytes(plan.kv_pool_bytes),
+        kv_bytes_per_token=plan.kv_bytes_per_token,
+        kv_blocks=plan.num_blocks,
+        kv_tokens=plan.kv_tokens,
+        max_model_len=plan.max_model_len,
+        fitting_requests=plan.fitting_requests,
+        budget_tokens=capacity.max_num_batched_tokens,
+    )

@@ -1,0 +1,243 @@
+"""The executor on a GPU. Nothing here waits for the device.
+
+Steps are launched on one stream, in order, so whatever a step writes is there for the next: tokens
+go from the sampler into the batch's state and from there into the next step without the host having
+seen them. The host sees them later, through `CopyOut`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagemesh.kernels.batch import ROW_WORDS, BatchState, StepBuffers
+from pagemesh.kernels.gpu.batch import gather_rows
+from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.shared.engine_messages import NewRow
+from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
+from pagemesh.worker_svc.executor import Computed
+from pagemesh.worker_svc.gpu.copy_out import CopyOut
+from pagemesh.worker_svc.gpu.decoder import GPUDecoder
+from pagemesh.worker_svc.gpu.graphs import DecodeGraphs
+from pagemesh.worker_svc.gpu.sampler import GPUSampled, GPUSampler
+from pagemesh.worker_svc.gpu.sampling_state import PARAM_WORDS, GPUSamplingState
+from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWrites, pinned
+from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts
+from pagemesh.worker_svc.sampler import SampledRows
+from pagemesh.worker_svc.sampling_state import PENALISED
+
+_PADDING: Final = -1
+
+
+class _Forward(NamedTuple):
+    """The logits [N, V] of the rows that sample, and where: slots int32[N], positions int32[N] that
+    the tokens will have; `hidden` [T, H] of all tokens, kept only by steps that may score."""
+
+    logits: Tensor
+    slots: Tensor
+    positions: Tensor
+    hidden: Tensor | None
+
+
+class GPUExecutor:
+    """An `Executor`. Launches on the stream that is current in its thread."""
+
+    def __init__(
+        self,
+        model: GPUDecoder,
+        kv: KVCache,
+        batch: Batch,
+        *,
+        vocab_tokens: int,
+        eos_token_ids: list[int],
+        max_step_tokens: int,
+    ) -> None:
+        n_slots, n_blocks = batch.tables.shape
+        device, dtype = kv.pool.device, kv.pool.dtype
+
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self._model = model
+        self._kv = kv
+        self._batch = batch
+        self._state = BatchState(
+            ints(n_slots, batch.row_tokens), ints(n_slots, n_blocks), ints(n_slots, PARAM_WORDS)
+        )
+        self._staged = StagedWrites(self._state)
+        self._sampling = GPUSamplingState(
+            max_num_seqs=n_slots,
+            vocab_tokens=vocab_tokens,
+            eos_token_ids=eos_token_ids,
+            device=device,
+        )
+        self._sampler = GPUSampler(self._sampling, self._state)
+        self._copy_out = CopyOut(device)
+        most_tokens = max(max_step_tokens, n_slots)
+        self._buffers = StepBuffers.empty(n_slots, most_tokens, n_blocks, device)
+        self._rows = torch.from_numpy(_padding_rows(n_slots)).to(device)
+        self._logits = torch.empty(n_slots, vocab_tokens, dtype=dtype, device=device)
+        self.graphs = DecodeGraphs(self._launch_decode, n_slots)
+
+    # -- state ------------------------------------------------------------------------------------
+
+    def leave(self, slots: Ints) -> None:
+        self._sampling.leave(slots)
+
+    def enter(self, row: NewRow, ids: WireInts) -> None:
+        self._staged.add(TOKEN_IDS, row.slot, 0, ids)
+        self._staged.add(TABLES, row.slot, 0, np.frombuffer(row.blocks, np.int32))
+        words = self._sampling.enter(row.slot, row.params, row.seed, ids, row.n_prompt)
+        self._staged.add(PARAMS, row.slot, 0, words)
+
+    def grow(self, slots: Ints, columns: Ints, blocks: Ints) -> None:
+        values = blocks.astype(np.int32)
+        for i, (slot, column) in enumerate(zip(slots.tolist(), columns.tolist(), strict=True)):
+            self._staged.add(TABLES, slot, column, values[i : i + 1])
+
+    def copy_blocks(self, src: Ints, dst: Ints) -> None:
+        self._kv.copy_blocks(self._to_device(src), self._to_device(dst))
+
+    def clear(self) -> None:
+        self._staged.clear()
+        self._sampling.clear()
+
+    def relieve(self) -> None:
+        torch.cuda.empty_cache()
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def compute(self, rows: Rows) -> Computed:
+        self._staged.flush()
+        decodes = bool(rows.samples.all()) and int(rows.n_tokens.max()) == 1
+        forward = self._decode(rows) if decodes else self._mixed(rows)
+        sampled = self._sample(rows, forward)
+        prompts = [] if forward.hidden is None else self._score_prompts(rows, forward.hidden)
+        return self._fetch(sampled, prompts)
+
+    def commit(self, rows: Rows, tokens: Tensor | None) -> None:
+        slots = rows.slots[rows.samples]
+        if tokens is None:
+            zero = np.zeros(1, np.int32)
+            for slot in slots.tolist():
+                self._staged.add(TOKEN_IDS, slot, int(self._batch.known[slot]), zero)
+        else:  # the sampler wrote them
+            penalised = np.flatnonzero(self._sampling.needs[slots] & PENALISED)
+            if len(penalised):
+                chosen = tokens[self._to_device(penalised)].long()
+                self._sampling.counts.add(slots[penalised], chosen)
+
+    def _decode(self, rows: Rows) -> _Forward:
+        """One token of each row, through a graph."""
+        n = len(rows)
+        size = self.graphs.size_for(n)
+        source, words = pinned(size * ROW_WORDS)
+        packed = words.reshape(size, ROW_WORDS)
+        packed[:] = _padding_rows(size)
+        packed[:n, 0], packed[:n, 1] = rows.slots, rows.starts
+        self._rows[:size].view(-1).copy_(source, non_blocking=True)
+        self.graphs.replay(size)
+        buffers = self._buffers
+        return _Forward(self._logits[:n], buffers.slots[:n], buffers.next_positions[:n], None)
+
+    def _launch_decode(self, size: int) -> None:
+        """The step of `size` rows that a graph captures: from `_rows` to `_logits`."""
+        longest = self._batch.row_tokens
+        hidden = self._run(self._rows[:size], size, most_query=1, longest=longest, n_decode=size)
+        self._model.logits(hidden, out=self._logits[:size])
+
+    def _mixed(self, rows: Rows) -> _Forward:
+        """Rows of any number of tokens, launched kernel by kernel."""
+        n, sampling = len(rows), np.flatnonzero(rows.samples)
+        ends = np.cumsum(rows.n_tokens)
+        source, words = pinned(n * ROW_WORDS + 2 * len(sampling))
+        packed = words[: n * ROW_WORDS].reshape(n, ROW_WORDS)
+        for column, values in enumerate((rows.slots, rows.starts, rows.n_tokens, ends)):
+            packed[:, column] = values
+        packed[:, 3] -= rows.n_tokens.astype(np.int32)
+        words[n * ROW_WORDS :].reshape(2, -1)[:] = sampling, ends[sampling] - 1
+        device_words = source.to(self._rows.device, non_blocking=True)
+        which, last = device_words[n * ROW_WORDS :].view(2, -1)
+        longer = np.flatnonzero(rows.n_tokens != 1)
+        hidden = self._run(
+            device_words[: n * ROW_WORDS].view(n, ROW_WORDS),
+            int(ends[-1]),
+            most_query=int(rows.n_tokens.max()),
+            longest=int((rows.starts + rows.n_tokens).max()),
+            n_decode=int(longer[0]) if len(longer) else n,
+        )
+        logits = self._logits[: len(sampling)]
+        self._model.logits(hidden[last], out=logits)
+        buffers = self._buffers
+        return _Forward(logits, buffers.slots[which], buffers.next_positions[which], hidden)
+
+    def _run(
+        self, rows: Tensor, n_tokens: int, *, most_query: int, longest: int, n_decode: int
+    ) -> Tensor:
+        buffers = self._buffers.part(len(rows), n_tokens)
+        gather_rows(rows, self._state, self._batch.block_tokens, buffers)
+        attention = AttentionInputs(
+            query_start=buffers.query_start,
+            seq_lens=buffers.seq_lens,
+            block_tables=buffers.block_tables,
+            slot_mapping=buffers.slot_mapping,
+            max_query_tokens=most_query,
+            max_seq_tokens=longest,
+            n_decode=n_decode,
+        )
+        return self._model.forward(buffers.token_ids, buffers.positions, attention, self._kv)
+
+    # -- results ----------------------------------------------------------------------------------
+
+    def _sample(self, rows: Rows, forward: _Forward) -> GPUSampled:
+        slots = rows.slots[rows.samples]
+        positions = self._batch.known[slots]
+        return self._sampler(
+            forward.logits,
+            slots,
+            forward.slots,
+            forward.positions,
+            n_output=positions - self._batch.n_prompt[slots],
+        )
+
+    def _score_prompts(self, rows: Rows, hidden: Tensor) -> list[PromptScores]:
+        scores = []
+        for part in prompt_parts(rows, self._batch, self._sampling.needs):
+            targets = self._state.token_ids[part.slot, part.start + 1 : part.stop + 1]
+            top = int(self._sampling.prompt_logprobs[part.slot])
+            states = hidden[part.first : part.first + part.stop - part.start]
+            score = self._sampler.score_prompt(self._model, states, targets, top)
+            scores.append(PromptScores(part.row, part.start + 1, *score))
+        return scores
+
+    def _fetch(self, sampled: GPUSampled, prompts: list[PromptScores]) -> Computed:
+        """Start the copies of everything that the host is to see."""
+        wanted = [sampled.tokens_finite, *(sampled.logprobs or ())]
+        for score in prompts:
+            wanted += [*score.logprobs, score.finite]
+        copies, wait = self._copy_out.start(wanted)
+        (tokens, finite), rest = copies[0], iter(copies[1:])
+        logprobs = Logprobs(*(next(rest) for _ in range(3))) if sampled.logprobs else None
+        host = SampledRows(
+            tokens, finite.numpy(), sampled.logprob_rows, sampled.logprob_tops, logprobs
+        )
+        scores = [
+            score._replace(logprobs=Logprobs(*(next(rest) for _ in range(3))), finite=next(rest))
+            for score in prompts
+        ]
+        return Computed(host, scores, sampled.tokens_finite[0], wait)
+
+    def _to_device(self, array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(self._rows.device)
+
+
+def _padding_rows(n: int) -> WireInts:
+    """int32[n, 4]: rows of no sequence, one token each (see `kernels.batch.gather_rows`)."""
+    rows = np.zeros((n, ROW_WORDS), np.int32)
+    rows[:, 0], rows[:, 2], rows[:, 3] = _PADDING, 1, np.arange(n)
+    return rows
