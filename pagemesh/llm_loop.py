@@ -1,7 +1,7 @@
 """One engine and its worker in one process: what the scheduler and worker services do, in a loop.
 
-The worker computes in a thread of its own, so that planning and decoding overlap with it; as many
-steps as the run-ahead depth are out at a time.
+The worker computes, or launches what a device computes, in a thread of its own, so that planning
+and decoding overlap with it; as many steps as the run-ahead depth are out at a time.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from pagemesh.scheduler_svc.engine import Engine
-from pagemesh.shared.engine_messages import StepResult, Submit, Tokens
+from pagemesh.shared.engine_messages import Submit, Tokens
 from pagemesh.shared.messages import Delta, EngineStats, ModelCard
 from pagemesh.shared.settings import Settings
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.worker_svc.build import build_runner
+from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.runner import Runner, StepGap
 
 _OWNER: Final = "llm"
@@ -44,7 +46,7 @@ class LLMLoop:
             epoch=time.time_ns(),
             prefix_caching=settings.cache.enable_prefix_caching,
         )
-        self._out: deque[Future[StepResult]] = deque()
+        self._out: deque[Future[Landing]] = deque()
 
     @property
     def card(self) -> ModelCard:
@@ -81,17 +83,17 @@ class LLMLoop:
     def _launch(self) -> None:
         """Hand the worker every step that may be planned now."""
         while (step := self._engine.plan(time.monotonic())) is not None:
-            self._out.append(self._thread.submit(self._runner.execute, step))
+            self._out.append(self._thread.submit(self._runner.launch, step))
 
     def _land(self) -> list[Tokens]:
         """Wait for the oldest step that is out, and take it in."""
         # It stays in the queue while it is waited for, where an interrupt leaves it.
-        wait([self._out[0]])
         try:
-            result = self._out.popleft().result()
+            result = self._out[0].result().result()
         except StepGap as gap:
             self._take_back(gap)
             return []
+        self._out.popleft()
         return list(self._engine.apply(result, time.monotonic()).values())
 
     def _take_back(self, gap: StepGap) -> None:
@@ -111,7 +113,9 @@ class LLMLoop:
         """New books and, with the next step, an empty batch: those at hand may be half written."""
         try:
             self._engine.fail_all("the call was given up")
-            wait(self._out)
+            for launched in self._out:
+                with suppress(Exception):  # what went wrong first is being raised
+                    launched.result().wait()
         finally:
             self._out.clear()
 

@@ -16,18 +16,26 @@ import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
 _LOG2_E: Final = 1.4426950408889634
 # The fewest rows of a matrix product on tensor cores.
 _MIN_ROWS: Final = 16
+# Bounds of DecodeConfig.max_chunks.
+_FEWEST_CHUNKS: Final = 8
+_MOST_CHUNKS: Final = 64
 
 
-def choose_config(head_dim: int, dtype: torch.dtype) -> DecodeConfig:
-    """The tuned configuration: a tile of K is about 16 KiB."""
-    row_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
-    return DecodeConfig(tile_tokens=min(64, max(16, 16384 // row_bytes)))
+def choose_config(heads: Heads, dtype: torch.dtype, n_multiprocessors: int) -> DecodeConfig:
+    """The tuned configuration of a layer. A tile of K is about 16 KiB; a lone long row is cut into
+    about two pairs of chunk and KV head for each multiprocessor."""
+    row_bytes = triton.next_power_of_2(heads.head_dim) * dtype.itemsize
+    max_chunks = -(-2 * n_multiprocessors // heads.n_kv_heads)
+    return DecodeConfig(
+        tile_tokens=min(64, max(16, 16384 // row_bytes)),
+        max_chunks=min(_MOST_CHUNKS, max(_FEWEST_CHUNKS, max_chunks)),
+    )
 
 
 def decode_attention(
@@ -53,7 +61,7 @@ def decode_attention(
         return out
     _, n_kv_heads, block_tokens, _ = k_cache.shape
     heads = Heads(n_kv_heads, n_heads // n_kv_heads, head_dim)
-    config = config or choose_config(head_dim, q.dtype)
+    config = config or choose_config(heads, q.dtype, multiprocessors())
     plan = plan_decode(inputs, heads, window, config)
     tables = inputs.block_tables
     _decode_kernel[(config.programs,)](
@@ -78,7 +86,8 @@ def decode_attention(
         N_KV_HEADS=n_kv_heads,
         GROUP=heads.group,
         HEAD_DIM=head_dim,
-        BLOCK_TOKENS=block_tokens,
+        PAGE_BITS=block_tokens.bit_length() - 1,
+        STEAL=config.steal,
         M=max(_MIN_ROWS, triton.next_power_of_2(heads.group)),
         G=triton.next_power_of_2(heads.group),
         D=triton.next_power_of_2(head_dim),
@@ -86,6 +95,7 @@ def decode_attention(
         PDL=pdl(),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=config.max_registers,
         launch_pdl=pdl(),
     )
     return out
@@ -114,7 +124,8 @@ def _decode_kernel(
     N_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr,
+    PAGE_BITS: tl.constexpr,
+    STEAL: tl.constexpr,
     M: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -126,25 +137,33 @@ def _decode_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    pair = tl.program_id(0)
+    row, start, stop, which = _item(items, pair, N_KV_HEADS)
     n_pairs = tl.load(n_items) * N_KV_HEADS
-    for pair in range(tl.program_id(0), n_pairs, tl.num_programs(0)):
-        item = items + pair // N_KV_HEADS * 4
+    while pair < n_pairs:
+        # Read ahead: an item is there when its turn comes.
+        next_pair = pair + tl.num_programs(0)
+        if STEAL:
+            taken = tl.atomic_add(n_items + 1, 1, sem="relaxed")
+            next_pair = taken + tl.num_programs(0)
+            # The last of all: the next layer starts from zero.
+            if taken == n_pairs - 1:
+                tl.store(n_items + 1, 0)
+        next_row, next_start, next_stop, next_which = _item(items, next_pair, N_KV_HEADS)
         head = pair % N_KV_HEADS
-        row = tl.load(item).to(tl.int64)
-        start, stop, which = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
         chunk, n_chunks = which & 0xFFFF, which >> 16
         m, d = tl.arange(0, M), tl.arange(0, D)
         query = q + row * q_stride + (head * GROUP + m[:, None]) * q_head_stride + d[None, :]
         acc, peak, weight = _attend(
             tl.load(query, mask=(m < GROUP)[:, None] & (d < HEAD_DIM)[None, :], other=0.0),
-            k_cache + head * BLOCK_TOKENS * HEAD_DIM,
-            v_cache + head * BLOCK_TOKENS * HEAD_DIM,
+            k_cache + head * 2**PAGE_BITS * HEAD_DIM,
+            v_cache + head * 2**PAGE_BITS * HEAD_DIM,
             tables + row * table_stride,
             start,
             stop,
             scale,
-            N_KV_HEADS * BLOCK_TOKENS * HEAD_DIM,
-            BLOCK_TOKENS,
+            N_KV_HEADS * 2**PAGE_BITS * HEAD_DIM,
+            PAGE_BITS,
             HEAD_DIM,
             M,
             D,
@@ -165,7 +184,7 @@ def _decode_kernel(
             tl.debug_barrier()
             if tl.atomic_add(arrived + slot, 1, sem="acq_rel") == n_chunks - 1:
                 tl.store(arrived + slot, 0)
-                acc = _combine(
+                whole = _combine(
                     sums + first * GROUP * HEAD_DIM,
                     peaks + first * GROUP,
                     peaks_stride,
@@ -175,7 +194,16 @@ def _decode_kernel(
                     G,
                     D,
                 )
-                _store(result, acc, out_head_stride, GROUP, HEAD_DIM, G, D)
+                _store(result, whole, out_head_stride, GROUP, HEAD_DIM, G, D)
+        pair, row, start, stop, which = next_pair, next_row, next_start, next_stop, next_which
+
+
+@triton.jit
+def _item(items, pair, N_KV_HEADS: tl.constexpr):
+    """row, start, stop, chunk + (n_chunks << 16) of a pair; there is room for what is read past
+    the end."""
+    item = items + pair // N_KV_HEADS * 4
+    return tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
 
 
 @triton.jit
@@ -188,7 +216,7 @@ def _attend(
     stop,
     scale,
     page_stride,
-    BLOCK_TOKENS: tl.constexpr,
+    PAGE_BITS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     M: tl.constexpr,
     D: tl.constexpr,
@@ -201,23 +229,26 @@ def _attend(
     peak = tl.full([M], float("-inf"), tl.float32)
     # Summed over a row only at the end: a sum per tile would make the warps wait for each other.
     weights = tl.zeros([M, TILE], tl.float32)
-    for first in range(start, stop, TILE):
-        token = first + tl.arange(0, TILE)
+    token = start + tl.arange(0, TILE)
+    page = tl.load(table + (token >> PAGE_BITS), mask=token < stop, other=0)
+    for _ in range(start, stop, TILE):
         seen = token < stop
-        page = tl.load(table + token // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
-        place = page * page_stride + token % BLOCK_TOKENS * HEAD_DIM
+        place = page.to(tl.int64) * page_stride + (token & (2**PAGE_BITS - 1)) * HEAD_DIM
         place = place[:, None] + d[None, :]
         there = seen[:, None] & (d < HEAD_DIM)[None, :]
         k = tl.load(k_cache + place, mask=there, other=0.0)
         score = tl.dot(query, k.T, input_precision="ieee")
-        score = tl.where(seen[None, :], score * scale, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1) * scale)
+        weight = tl.exp2(score * scale - higher[:, None])
         decay = tl.exp2(peak - higher)
         v = tl.load(v_cache + place, mask=there, other=0.0)
         acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         weights = weights * decay[:, None] + weight
         peak = higher
+        token += TILE
+        # Read ahead: the loads of the next tile wait for nothing.
+        page = tl.load(table + (token >> PAGE_BITS), mask=token < stop, other=0)
     return acc, peak, tl.sum(weights, 1)
 
 
@@ -231,16 +262,16 @@ def _combine(
     HEAD_DIM: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
+    AT_ONCE: tl.constexpr = 4,
 ):
     """The result [G, D] of a row's chunks, read past the first-level cache."""
-    CHUNKS: tl.constexpr = 4
     g, d = tl.arange(0, G), tl.arange(0, D)
     wide = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     acc = tl.zeros([G, D], tl.float32)
     peak = tl.full([G], float("-inf"), tl.float32)
     weight = tl.zeros([G], tl.float32)
-    for first in range(0, n_chunks, CHUNKS):
-        chunk = first + tl.arange(0, CHUNKS)
+    for first in range(0, n_chunks, AT_ONCE):
+        chunk = first + tl.arange(0, AT_ONCE)
         there = (chunk < n_chunks)[:, None] & (g < GROUP)[None, :]
         place = chunk[:, None] * GROUP + g[None, :]
         m = tl.load(peaks + place, mask=there, other=float("-inf"), cache_modifier=".cg")

@@ -20,6 +20,8 @@ from pagemesh.kernels.inputs import AttentionInputs
 
 ITEM_FIELDS: Final = 4
 _ROWS: Final = 64
+# 32-bit registers of a multiprocessor, of every card since Kepler.
+_REGISTERS: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class DecodeConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs_per_sm: int = 3
+    steal: bool = False
+    """Programs take the next piece of work when they are done, not every n-th."""
 
     def chunks(self, tokens: int) -> int:
         """The most chunks that a row of up to `tokens` tokens is cut into."""
@@ -43,6 +47,12 @@ class DecodeConfig:
     @property
     def programs(self) -> int:
         return multiprocessors() * self.programs_per_sm
+
+    @property
+    def max_registers(self) -> int:
+        """Of a thread, so that all programs are resident at once."""
+        per_thread = _REGISTERS // (32 * self.num_warps * self.programs_per_sm)
+        return min(255, per_thread // 8 * 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +75,31 @@ class DecodePlan:
     """
 
     items: Tensor
-    """int32[rows * max_chunks, 4]: row, first token, token after the last, and the chunk's number
+    """int32[rows * max_chunks + room to read ahead, 4]: row, first token, token after the last, and the chunk's number
     in the row with the row's number of chunks above it (<< 16). The first chunks of all rows come
     first, then the second …: rows with a common prefix read it from the L2 cache."""
     n_items: Tensor
-    """int32[1]"""
+    """int32[2]: the number, and how many (item, KV head) pairs were taken beyond each program's
+    first; zero between layers."""
     arrived: Tensor
     """int32[rows, Hkv]: chunks whose partial sums are written; zero between layers."""
     sums: Tensor
     """float32[rows, Hkv, max_chunks, group, head_dim]: values weighted by exp2(score - peak)."""
     peaks: Tensor
-    """float32[2, rows, Hkv, max_chunks, group]: highest score (in powers of two), sum of weights."""
+    """float32[2, rows, Hkv, max_chunks, group]: highest score (log2), sum of weights."""
     max_chunks: int
     """Of a row of this batch: a bound that the host knows."""
 
     @classmethod
-    def empty(cls, rows: int, max_chunks: int, heads: Heads, device: torch.device) -> DecodePlan:
+    def empty(
+        cls, rows: int, max_chunks: int, heads: Heads, programs: int, device: torch.device
+    ) -> DecodePlan:
         slots = (rows, heads.n_kv_heads, max_chunks, heads.group)
+        read_ahead = -(-programs // heads.n_kv_heads)
+        n_items = rows * max_chunks + read_ahead
         return cls(
-            items=torch.empty(rows * max_chunks, ITEM_FIELDS, dtype=torch.int32, device=device),
-            n_items=torch.empty(1, dtype=torch.int32, device=device),
+            items=torch.empty(n_items, ITEM_FIELDS, dtype=torch.int32, device=device),
+            n_items=torch.empty(2, dtype=torch.int32, device=device),
             arrived=torch.empty(rows, heads.n_kv_heads, dtype=torch.int32, device=device),
             sums=torch.empty(*slots, heads.head_dim, dtype=torch.float32, device=device),
             peaks=torch.empty(2, *slots, dtype=torch.float32, device=device),
@@ -108,7 +123,7 @@ def _new_plan(
 ) -> DecodePlan:
     rows, most = inputs.n_decode, inputs.max_seq_tokens
     max_chunks = config.chunks(most if window is None else min(most, window))
-    plan = DecodePlan.empty(rows, max_chunks, heads, inputs.seq_lens.device)
+    plan = DecodePlan.empty(rows, max_chunks, heads, config.programs, inputs.seq_lens.device)
     _plan_kernel[(triton.cdiv(rows, _ROWS),)](
         inputs.seq_lens,
         plan.items,
@@ -175,6 +190,7 @@ def _plan_kernel(
         before += tl.where(start < mine, there, 0)
     if mine == 0:
         tl.store(n_items, tl.sum(total, 0))
+        tl.store(n_items + 1, 0)
 
     rows = mine + tl.arange(0, ROWS)
     first, lens, chunk, n_chunks = _cut(seq_lens, rows, n_rows, window, TILE, CHUNK, MAX_CHUNKS)

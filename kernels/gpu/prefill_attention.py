@@ -191,13 +191,17 @@ def _prefill_attention(
     total = tl.zeros([BLOCK_ROWS, PADDED_DIM], tl.float32)
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         key = start + tl.arange(0, TILE)
-        offsets = _page_offsets(table, key, start, end, block_stride, HEAD_DIM, PAGE, TILE)
-        offsets = offsets + dim[None, :]
+        places = _places(table, start, end, block_stride, HEAD_DIM, PAGE, TILE)
+        k_tile = k_head + places + dim[None, :]
+        v_tile = v_head + places + dim[None, :]
+        # Values past the end would spoil sums even with a weight of zero; keys are masked below.
         there = (key < end)[:, None]
         if HEAD_DIM < PADDED_DIM:
-            there = there & (dim < HEAD_DIM)[None, :]
-        k = tl.load(k_head + offsets, there, other=0.0)
-        v = tl.load(v_head + offsets, there, other=0.0)
+            k = tl.load(k_tile, (dim < HEAD_DIM)[None, :], other=0.0)
+            v = tl.load(v_tile, there & (dim < HEAD_DIM)[None, :], other=0.0)
+        else:
+            k = tl.load(k_tile)
+            v = tl.load(v_tile, there, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
         if (start >= full_end) | (start < full_begin):
             seen = key[None, :] <= position[:, None]
@@ -238,9 +242,8 @@ def _row_of_block(query_start, n_decode, n_rows, block, BLOCK_TOKENS: tl.constex
 
 
 @triton.jit
-def _page_offsets(
+def _places(
     table,
-    key,
     start,
     end,
     block_stride,
@@ -248,9 +251,12 @@ def _page_offsets(
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """int64[TILE, 1]: where a tile's keys begin in the pages of a head."""
+    """int64[TILE, 1]: where the keys from `start` on begin in the pages of a head; those from `end`
+    on are somewhere in pages that exist."""
+    n = tl.arange(0, TILE)
     if TILE <= PAGE:
         page = tl.load(table + start // PAGE).to(tl.int64)
-        return page * block_stride + ((key % PAGE) * HEAD_DIM)[:, None]
-    pages = tl.load(table + key // PAGE, key < end, other=0).to(tl.int64)
-    return (pages * block_stride + (key % PAGE) * HEAD_DIM)[:, None]
+        return page * block_stride + start % PAGE * HEAD_DIM + (n * HEAD_DIM)[:, None]
+    key = start + n
+    page = tl.load(table + key // PAGE, key < end, other=0).to(tl.int64)
+    return (page * block_stride + key % PAGE * HEAD_DIM)[:, None]

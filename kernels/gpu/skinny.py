@@ -7,6 +7,8 @@ programs, so that a small matrix, too, keeps every multiprocessor reading.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -61,21 +63,21 @@ def _silu_mul(both, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, dtype: tl.cons
     return (silu * up.to(dtype)).reshape(BLOCK_N // 2, BLOCK_R)
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])
+@triton.jit(do_not_specialize=["rows", "splits", "steps"])
 def _skinny_kernel(
     x,  # [rows, k], rows x_stride apart
     w,  # [n, k], or [2 n, k] if gated
     bias,  # [n]
-    y,  # [rows, n], or float32 [SPLITS, rows, n]
+    y,  # [rows, n], or float32 [splits, rows, n]
     rows,
     n,
     k,
     x_stride,
+    splits,
     steps,  # of BLOCK_K for each split
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -86,8 +88,8 @@ def _skinny_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     row_tiles = tl.cdiv(rows, BLOCK_R)
     row_tile = tl.program_id(0) % row_tiles  # Neighbours share the weights they read.
-    split = tl.program_id(0) // row_tiles % SPLITS
-    tile = tl.program_id(0) // row_tiles // SPLITS
+    split = tl.program_id(0) // row_tiles % splits
+    tile = tl.program_id(0) // row_tiles // splits
     feature, weight_row = _weight_rows(tile, n, BLOCK_N, GATED)
     weight_rows = w + weight_row[:, None].to(tl.int64) * k
     first = split * steps * BLOCK_K
@@ -129,64 +131,72 @@ def skinny_linear(
     With config.splits > 1 it is float32 [splits, R, N], to be added in that order by who reads it,
     and takes no bias. Without a config the best is chosen among those that do not split.
     """
-    rows, n = x.shape[0], w.shape[0]
-    config = config or choose_config(rows, n, w.shape[1], x.dtype, multiprocessors(), max_splits=1)
+    if config is None:
+        sms = multiprocessors()
+        config = choose_config(x.shape[0], *w.shape, x.dtype, sms, max_splits=1)
     if config is None:
         return linear(x, w, bias)
-    if config.splits == 1:
-        out = x.new_empty(rows, n)
-    elif bias is None:
-        out = x.new_empty(config.splits, rows, n, dtype=torch.float32)
-    else:
+    if bias is not None and config.splits > 1:
         raise ValueError("the bias of a split layer is added by the reader of its parts")
-    _launch(x, w, bias, out, config, gated=False)
-    return out
+    return _run(x, w, bias, config, gated=False)
 
 
 def skinny_gate_up(x: Tensor, w: Tensor, *, config: SkinnyConfig | None = None) -> Tensor:
     """silu(x @ gate^T) * (x @ up^T), [R, I], for x [R, K] and w [2 * I, K], gate before up."""
-    rows, inner = x.shape[0], w.shape[0] // 2
-    config = config or choose_gated_config(rows, inner, w.shape[1], x.dtype, multiprocessors())
+    if config is None:
+        inner, k = w.shape[0] // 2, w.shape[1]
+        config = choose_gated_config(x.shape[0], inner, k, x.dtype, multiprocessors())
     if config is None:
         return silu_mul(linear(x, w))
-    if config.splits != 1:
+    if config.splits > 1:
         raise ValueError("a gated layer needs whole sums, so it cannot be split")
-    out = x.new_empty(rows, inner)
-    _launch(x, w, None, out, config, gated=True)
+    return _run(x, w, None, config, gated=True)
+
+
+def compile_skinny(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool = False) -> None:
+    """Compile what a call with such tensors needs, without a launch; they may be on `meta`."""
+    out = _empty_out(x, w, config, gated=gated)
+    grid, arguments, options = _launch_arguments(x, w, None, out, config, gated=gated)
+    _skinny_kernel.warmup(*arguments, grid=grid, **options)
+
+
+def _run(x: Tensor, w: Tensor, bias: Tensor | None, config: SkinnyConfig, *, gated: bool) -> Tensor:
+    out = _empty_out(x, w, config, gated=gated)
+    if x.shape[0]:
+        grid, arguments, options = _launch_arguments(x, w, bias, out, config, gated=gated)
+        _skinny_kernel[grid](*arguments, **options)
     return out
 
 
-def _launch(
+def _empty_out(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> Tensor:
+    rows, n = x.shape[0], w.shape[0] // 2 if gated else w.shape[0]
+    if config.splits == 1:
+        return x.new_empty(rows, n)
+    return x.new_empty(config.splits, rows, n, dtype=torch.float32)
+
+
+def _launch_arguments(
     x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, config: SkinnyConfig, *, gated: bool
-) -> None:
+) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
+    """(grid, arguments, options) of the kernel."""
     rows, k = x.shape
     n = out.shape[-1]
-    if rows == 0:
-        return
     block_r = config.rows_tile(rows)
     features = config.block_n // 2 if gated else config.block_n
-    grid = triton.cdiv(n, features) * config.splits * triton.cdiv(rows, block_r)
+    programs = triton.cdiv(n, features) * config.splits * triton.cdiv(rows, block_r)
     overlap = pdl()
-    _skinny_kernel[(grid,)](
-        x,
-        w,
-        bias,
-        out,
-        rows,
-        n,
-        k,
-        x.stride(0),
-        config.steps(k),
-        BLOCK_R=block_r,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SPLITS=config.splits,
-        GATED=gated,
-        HAS_BIAS=bias is not None,
-        EVEN_K=k % (config.block_k * config.splits) == 0,
-        PREFETCH=config.prefetch if overlap else 0,
-        PDL=overlap,
-        num_warps=config.warps,
-        num_stages=config.stages(rows, x.element_size()),
-        launch_pdl=overlap,
-    )
+    arguments = (x, w, bias, out, rows, n, k, x.stride(0), config.splits, config.steps(k))
+    options = {
+        "BLOCK_R": block_r,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "GATED": gated,
+        "HAS_BIAS": bias is not None,
+        "EVEN_K": k % (config.block_k * config.splits) == 0,
+        "PREFETCH": config.prefetch if overlap else 0,
+        "PDL": overlap,
+        "num_warps": config.warps,
+        "num_stages": config.stages(rows, x.element_size()),
+        "launch_pdl": overlap,
+    }
+    return (programs,), arguments, options

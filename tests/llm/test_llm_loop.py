@@ -17,7 +17,8 @@ from tiny_llama import MAX_TOKENS
 
 from pagemesh import LLM, SamplingParams
 from pagemesh.scheduler_svc.errors import InvariantError
-from pagemesh.shared.engine_messages import Step, StepResult
+from pagemesh.shared.engine_messages import Step
+from pagemesh.worker_svc.landing import Landing
 
 
 def test_more_prompts_than_may_wait(make_llm: MakeLLM) -> None:
@@ -84,17 +85,17 @@ def test_interrupt_while_waiting_leaves_it_usable(
 ) -> None:
     """The signal comes while the worker computes the third step."""
     expected = ids_of(llm.generate(["a", "b"], WARM))
-    execute = llm._loop._runner.execute
+    launch = llm._loop._runner.launch
     steps = []
 
-    def interrupting(step: Step) -> StepResult:
+    def interrupting(step: Step) -> Landing:
         steps.append(step)
         if len(steps) == 3:
             _thread.interrupt_main()
-        return execute(step)
+        return launch(step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._loop._runner, "execute", interrupting)
+        patch.setattr(llm._loop._runner, "launch", interrupting)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a", "b"], WARM)
     assert state_of(llm) == (0, 0, 0.0)
@@ -125,17 +126,17 @@ def test_worker_that_lost_its_batch_gets_it_again(
 ) -> None:
     expected = ids_of(llm.generate(["a", "b"], WARM))
     runner = llm._loop._runner
-    execute = runner.execute
+    launch = runner.launch
     steps = []
 
-    def forgetting(step: Step) -> StepResult:
+    def forgetting(step: Step) -> Landing:
         steps.append(step)
         if len(steps) == 4:
             runner._forget()
-        return execute(step)
+        return launch(step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "execute", forgetting)
+        patch.setattr(runner, "launch", forgetting)
         assert ids_of(llm.generate(["a", "b"], WARM)) == expected
     assert state_of(llm) == (0, 0, 0.0)
 

@@ -23,7 +23,7 @@ from pagemesh.shared.settings import (
     SchedulerSettings,
     Settings,
 )
-from pagemesh.worker_svc import build as build_module
+from pagemesh.worker_svc import cpu_build as build_module
 from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.models.decoder import Decoder
 
