@@ -1,4 +1,7 @@
-"""Sampling parameters by row slot, and the token counts of the slots that are penalised."""
+"""Sampling parameters by row slot, and the token counts of the slots that are penalised.
+
+What the host knows of them is the same on every device; what kernels read is not.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ BIASED: Final = 2
 MIN_TOKENS: Final = 4
 LOGPROBS: Final = 8
 PROMPT_LOGPROBS: Final = 16
+FILTERED: Final = 32
 ADJUSTED: Final = PENALISED | BIASED | MIN_TOKENS
 """Logits that are changed before sampling."""
 
@@ -32,42 +36,25 @@ _NO_IDS: Final = np.empty(0, np.int64)
 _NO_VALUES: Final = np.empty(0, np.float32)
 
 
-class SamplingState:
-    """Written when a request enters its slot, read by every step that samples for it."""
+class HostSamplingState:
+    """What the host keeps of the slots' sampling parameters: what each needs, and its edits."""
 
-    def __init__(
-        self,
-        *,
-        max_num_seqs: int,
-        vocab_tokens: int,
-        eos_token_ids: list[int],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, *, max_num_seqs: int, vocab_tokens: int, eos_token_ids: list[int]) -> None:
         self._vocab_tokens = vocab_tokens
         self._eos_token_ids = eos_token_ids
         self.needs = np.zeros(max_num_seqs, np.uint8)
         self.min_tokens = np.zeros(max_num_seqs, np.int64)
         self.logprobs = np.zeros(max_num_seqs, np.int64)
         self.prompt_logprobs = np.zeros(max_num_seqs, np.int64)
-        self._params = np.zeros(max_num_seqs, PARAMS)
         self._biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._banned: dict[int, Ints] = {}
-        self.counts = TokenCounts(max_num_seqs, vocab_tokens, device)
 
-    def enter(
-        self, slot: int, params: SamplingParams, seed: int, token_ids: Tensor, n_prompt: int
-    ) -> None:
-        """`token_ids`: int32, all known tokens of the request, on the device."""
+    def note(self, slot: int, params: SamplingParams) -> None:
+        """A request with `params` enters the slot."""
         self.needs[slot] = _needs(params)
         self.min_tokens[slot] = params.min_tokens
         self.logprobs[slot] = params.logprobs or 0
         self.prompt_logprobs[slot] = params.prompt_logprobs or 0
-        self._params[slot] = _row_params(params, seed)
-        self._enter_rare(slot, params)
-        if self.needs[slot] & PENALISED:
-            self._params[slot]["count_row"] = self.counts.enter(slot, token_ids, n_prompt)
-
-    def _enter_rare(self, slot: int, params: SamplingParams) -> None:
         if params.logit_bias:
             bias = {token: by for token, by in params.logit_bias.items() if self._is_token(token)}
             ids = np.fromiter(bias, np.int64)
@@ -80,30 +67,18 @@ class SamplingState:
         """A model may name ids to stop at that it has no logits for; kernels check no bounds."""
         return 0 <= token < self._vocab_tokens
 
-    def leave(self, slots: Ints) -> None:
-        for slot in slots[self.needs[slots] & ADJUSTED > 0].tolist():
-            self.counts.leave(slot)
-            self._biases.pop(slot, None)
-            self._banned.pop(slot, None)
+    def forget(self, slot: int) -> None:
+        self._biases.pop(slot, None)
+        self._banned.pop(slot, None)
 
-    def clear(self) -> None:
+    def forget_all(self) -> None:
         self._biases.clear()
         self._banned.clear()
-        self.counts.clear()
 
-    # -- gathered for a step's rows ---------------------------------------------------------------
-
-    def inputs(self, slots: Ints, positions: Ints, n_output: Ints) -> SamplingInputs:
-        """See Sampler."""
-        if self._biases or self._banned:
-            edits = self._edits(slots, n_output)
-        else:
-            edits = Edits(np.zeros(len(slots) + 1, np.int64), _NO_IDS, _NO_VALUES)
-        params, counts = self._params[slots], self.counts
-        return SamplingInputs(params, positions, edits, counts.seen, counts.output_counts)
-
-    def _edits(self, slots: Ints, n_output: Ints) -> Edits:
-        """Biases, and bans of the tokens that must not end a request yet."""
+    def edits(self, slots: Ints, n_output: Ints) -> Edits:
+        """Biases, and bans of the tokens that must not end a request yet, for a step's rows."""
+        if not self._biases and not self._banned:
+            return Edits(np.zeros(len(slots) + 1, np.int64), _NO_IDS, _NO_VALUES)
         needs = self.needs[slots]
         starts = np.zeros(len(slots) + 1, np.int64)
         ids, values = [_NO_IDS], [_NO_VALUES]
@@ -120,6 +95,47 @@ class SamplingState:
         if n_output < self.min_tokens[slot]:
             banned = self._banned[slot]
             yield banned, np.full(len(banned), -np.inf, np.float32)
+
+
+class SamplingState(HostSamplingState):
+    """Written when a request enters its slot, read by every step that samples for it."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        vocab_tokens: int,
+        eos_token_ids: list[int],
+        device: torch.device,
+    ) -> None:
+        super().__init__(
+            max_num_seqs=max_num_seqs, vocab_tokens=vocab_tokens, eos_token_ids=eos_token_ids
+        )
+        self._params = np.zeros(max_num_seqs, PARAMS)
+        self.counts = TokenCounts(max_num_seqs, vocab_tokens, device)
+
+    def enter(
+        self, slot: int, params: SamplingParams, seed: int, token_ids: Tensor, n_prompt: int
+    ) -> None:
+        """`token_ids`: int32, all known tokens of the request, on the device."""
+        self.note(slot, params)
+        self._params[slot] = row_params(params, seed)
+        if self.needs[slot] & PENALISED:
+            self._params[slot]["count_row"] = self.counts.enter(slot, token_ids, n_prompt)
+
+    def leave(self, slots: Ints) -> None:
+        for slot in slots[self.needs[slots] & ADJUSTED > 0].tolist():
+            self.counts.leave(slot)
+            self.forget(slot)
+
+    def clear(self) -> None:
+        self.forget_all()
+        self.counts.clear()
+
+    def inputs(self, slots: Ints, positions: Ints, n_output: Ints) -> SamplingInputs:
+        """See Sampler."""
+        params, edits, counts = self._params[slots], self.edits(slots, n_output), self.counts
+        return SamplingInputs(params, positions, edits, counts.seen, counts.output_counts)
 
 
 class TokenCounts:
@@ -142,9 +158,10 @@ class TokenCounts:
         row = self._used[slot] = self._free.pop()
         self._row_of[slot] = row
         ids = token_ids.to(torch.int64)
-        vocab_tokens = self.output_counts.shape[1]
-        self.seen[row] = torch.bincount(ids, minlength=vocab_tokens) > 0
-        self.output_counts[row] = torch.bincount(ids[n_prompt:], minlength=vocab_tokens)
+        self.seen[row].zero_().index_fill_(0, ids, True)
+        output = ids[n_prompt:]
+        ones = torch.ones_like(output, dtype=torch.int32)
+        self.output_counts[row].zero_().scatter_add_(0, output, ones)
         return row
 
     def add(self, slots: Ints, tokens: Tensor) -> None:
@@ -174,7 +191,7 @@ def _longer(table: Tensor, added: int) -> Tensor:
     return torch.cat((table, table.new_zeros((added, table.shape[1]))))
 
 
-def _row_params(params: SamplingParams, seed: int) -> NDArray[np.void]:
+def row_params(params: SamplingParams, seed: int) -> NDArray[np.void]:
     """PARAMS of a row without penalty counts."""
     return np.array(
         (
@@ -200,5 +217,7 @@ def _needs(params: SamplingParams) -> int:
         MIN_TOKENS: params.min_tokens > 0,
         LOGPROBS: params.logprobs is not None,
         PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+        FILTERED: not params.is_greedy
+        and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),
     }
     return sum(flag for flag, is_wanted in wanted.items() if is_wanted)

@@ -17,6 +17,7 @@ from pagemesh.kernels.gpu.rope_store import rope_store
 from pagemesh.kernels.gpu.skinny import skinny_gate_up, skinny_linear
 from pagemesh.kernels.gpu.skinny_config import choose_config, choose_gated_config
 from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.kernels.rope import rope_cos_sin
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.layers.linear import FusedLinear
 from pagemesh.worker_svc.models.decoder import Decoder, DecoderLayer
@@ -162,6 +163,6 @@ def _rotations(decoder: Decoder, max_model_len: int) -> Tensor:
     """float32[max_model_len + 1, D]: cos then sin of every position. Worked out on the CPU, whose
     sine is exact for large angles too."""
     rotary = decoder.rotary
-    device = rotary.inv_freq.device
     positions = torch.arange(max_model_len + 1)
-    return torch.cat(rotary.to("cpu")(positions), dim=1).to(device)
+    both = rope_cos_sin(positions, rotary.inv_freq.cpu(), rotary.attention_factor)
+    return torch.cat(both, dim=1).to(rotary.inv_freq.device)

@@ -1,0 +1,93 @@
+"""From a step's logits to one token per row on a GPU. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pagemesh.kernels.gpu.logprobs import token_logprobs
+from pagemesh.kernels.gpu.penalties import add_edits, apply_penalties, count_tokens, widen
+from pagemesh.kernels.gpu.row_params import SamplingRows
+from pagemesh.kernels.gpu.sampling import SampledTokens, sample_rows
+from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.worker_svc.batch import Ints
+from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
+from pagemesh.worker_svc.sampling_state import ADJUSTED, FILTERED, LOGPROBS, PENALISED
+
+
+class HostRows(NamedTuple):
+    """int64[r]: the slots of a step's rows that sample, and how many tokens each has generated so
+    far. Padding rows, which follow them on the device, are not here."""
+
+    slots: Ints
+    n_output: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class GPUSampled:
+    """Tokens int32[R] and int32[R] whether a row's logits were finite, both on the device, and the
+    logprobs of the rows that asked: entry i of `logprobs`, on the device, belongs to row
+    `logprob_rows[i]`, which wants its first `1 + logprob_tops[i]` columns."""
+
+    tokens: Tensor
+    finite: Tensor
+    logprob_rows: Ints
+    logprob_tops: Ints
+    logprobs: Logprobs | None
+
+
+class GPUSampler:
+    """Chooses the kernels that a step's rows need, by the host's mirror of their parameters.
+
+    Without edits, penalties and logprobs a step's launches depend on whether some row filters and
+    on the shape alone, and can be captured in a graph.
+    """
+
+    def __init__(self, state: GPUSamplingState) -> None:
+        self._state = state
+
+    def __call__(
+        self, logits: Tensor, host: HostRows, rows: SamplingRows, out: SampledTokens
+    ) -> GPUSampled:
+        """Sample from raw [R, V] logits, which stay as they are. Counts the tokens of penalised
+        rows."""
+        needs = self._state.needs[host.slots]
+        any_needs = int(np.bitwise_or.reduce(needs, initial=0))
+        edited = any_needs & ADJUSTED > 0
+        sampled_from = self._edit(logits, host, rows) if edited else logits
+        filtered = any_needs & FILTERED > 0
+        sample_rows(sampled_from, rows, out, filtered=filtered, edited=edited)
+        tokens, finite = out.result[0, : len(logits)], out.result[1, : len(logits)]
+        if any_needs & PENALISED:
+            counts = self._state.counts
+            count_tokens(tokens, rows, counts.seen, counts.output_counts)
+        wanted = np.flatnonzero(needs & LOGPROBS)
+        if len(wanted) == 0:
+            return GPUSampled(tokens, finite, wanted, wanted, None)
+        tops = self._state.logprobs[host.slots[wanted]]
+        index = upload(wanted, logits.device)
+        logprobs, _ = token_logprobs(logits, index, tokens.index_select(0, index), int(tops.max()))
+        return GPUSampled(tokens, finite, wanted, tops, logprobs)
+
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, Tensor]:
+        """Logprobs of int[N] `targets` and of the `top` best under raw [N, V] logits, and whether
+        all were finite, bool[]; all on the device. Rows that were not count as zeros."""
+        rows = torch.arange(len(logits), device=logits.device)
+        logprobs, finite = token_logprobs(logits, rows, targets, top)
+        return logprobs, finite.all()
+
+    def _edit(self, logits: Tensor, host: HostRows, rows: SamplingRows) -> Tensor:
+        wide = widen(logits)
+        starts, token_ids, values = self._state.edits(*host)
+        if len(token_ids) > 0:
+            of_row = np.repeat(np.arange(len(host.slots)), np.diff(starts))
+            edits = np.stack((of_row, token_ids, values.view(np.int32))).astype(np.int32)
+            add_edits(wide, upload(edits, logits.device))
+        counts = self._state.counts
+        if (self._state.needs[host.slots] & PENALISED).any():
+            apply_penalties(wide, rows, counts.seen, counts.output_counts)
+        return wide
