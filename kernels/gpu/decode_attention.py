@@ -229,9 +229,10 @@ def _attend(
     peak = tl.full([M], float("-inf"), tl.float32)
     # Summed over a row only at the end: a sum per tile would make the warps wait for each other.
     weights = tl.zeros([M, TILE], tl.float32)
-    token = start + tl.arange(0, TILE)
-    page = tl.load(table + (token >> PAGE_BITS), mask=token < stop, other=0)
-    for _ in range(start, stop, TILE):
+    offset = tl.arange(0, TILE)
+    page = _pages(table, start + offset, stop, PAGE_BITS)
+    for first in range(start, stop, TILE):
+        token = first + offset
         seen = token < stop
         place = page.to(tl.int64) * page_stride + (token & (2**PAGE_BITS - 1)) * HEAD_DIM
         place = place[:, None] + d[None, :]
@@ -246,10 +247,15 @@ def _attend(
         acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
         weights = weights * decay[:, None] + weight
         peak = higher
-        token += TILE
         # Read ahead: the loads of the next tile wait for nothing.
-        page = tl.load(table + (token >> PAGE_BITS), mask=token < stop, other=0)
+        page = _pages(table, token + TILE, stop, PAGE_BITS)
     return acc, peak, tl.sum(weights, 1)
+
+
+@triton.jit
+def _pages(table, token, stop, PAGE_BITS: tl.constexpr):
+    """The pages of tokens; the null page of those past the end."""
+    return tl.load(table + (token >> PAGE_BITS), mask=token < stop, other=0)
 
 
 @triton.jit

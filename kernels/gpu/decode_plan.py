@@ -75,9 +75,10 @@ class DecodePlan:
     """
 
     items: Tensor
-    """int32[rows * max_chunks + room to read ahead, 4]: row, first token, token after the last, and the chunk's number
-    in the row with the row's number of chunks above it (<< 16). The first chunks of all rows come
-    first, then the second …: rows with a common prefix read it from the L2 cache."""
+    """int32[rows * max_chunks + room to read ahead, 4]: row, first token, token after the last, and
+    the chunk's number in the row with the row's number of chunks above it (<< 16). The first chunks
+    of all rows come first, then the second …: rows with a common prefix share it in the L2 cache.
+    """
     n_items: Tensor
     """int32[2]: the number, and how many (item, KV head) pairs were taken beyond each program's
     first; zero between layers."""
