@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.worker_svc.batch import Batch, Rows
-from pagemesh.worker_svc.sampler import Sampler
 from pagemesh.worker_svc.sampling_state import PROMPT_LOGPROBS, Needs
 from pagemesh.worker_svc.step_model import StepModel
 
@@ -26,7 +25,8 @@ class PromptScores(NamedTuple):
     row: int
     start: int
     logprobs: Logprobs
-    finite: bool
+    finite: Tensor
+    """bool[]: whether all logits were."""
 
 
 class PromptPart(NamedTuple):
@@ -50,16 +50,22 @@ def prompt_parts(rows: Rows, batch: Batch, needs: Needs) -> Iterator[PromptPart]
             yield PromptPart(row, slot, start, stop, int(ends[row]) - n)
 
 
+class Scorer(Protocol):
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, Tensor]:
+        """Logprobs of int64[N] `targets` and of the `top` best under [N, V] logits, and whether all
+        were finite, bool[]."""
+
+
 def score_prompt(
-    model: StepModel, sampler: Sampler, hidden: Tensor, targets: Tensor, top: int
-) -> tuple[Logprobs, bool]:
+    model: StepModel, scorer: Scorer, hidden: Tensor, targets: Tensor, top: int
+) -> tuple[Logprobs, Tensor]:
     """Logprobs of `targets` int[N] and of the `top` best, given the hidden states [N, H] of the
     positions before them; and whether all logits were finite."""
-    parts, finite = [], True
+    parts, finite = [], torch.ones((), dtype=torch.bool, device=hidden.device)
     for first in range(0, len(targets), _POSITIONS_AT_ONCE):
         part = slice(first, first + _POSITIONS_AT_ONCE)
         logits = model.logits(hidden[part])
-        logprobs, part_is_finite = sampler.score(logits, targets[part].to(torch.int64), top)
-        finite = finite and part_is_finite
+        logprobs, part_is_finite = scorer.score(logits, targets[part].to(torch.int64), top)
+        finite = finite & part_is_finite
         parts.append(logprobs)
     return Logprobs(*(torch.cat(field) for field in zip(*parts, strict=True))), finite

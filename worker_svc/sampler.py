@@ -64,11 +64,11 @@ class Sampler:
         logprobs, _ = self._logprobs(raw, raw_rows, chosen, int(tops.max()))
         return SampledRows(tokens, finite, rows, tops, logprobs)
 
-    def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, bool]:
+    def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, Tensor]:
         """Logprobs of int64[N] `targets` and of the `top` best under float32[N, V] logits, and
-        whether all were finite; rows that were not count as zeros."""
+        whether all were finite, bool[]; rows that were not count as zeros."""
         logprobs, finite = self._logprobs(logits, np.arange(len(logits)), targets, top)
-        return logprobs, bool(finite.all())
+        return logprobs, torch.tensor(finite.all())
 
     def _sample(self, logits: Tensor, inputs: SamplingInputs) -> tuple[Tensor, NDArray[np.bool_]]:
         if logits.device.type == "cpu":

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from pagemesh.kernels.batch import ROW_WORDS, BatchState, StepBuffers
 from pagemesh.kernels.gpu.batch import gather_rows
+from pagemesh.kernels.gpu.row_params import ROW_WORDS as PARAM_WORDS
+from pagemesh.kernels.gpu.row_params import SamplingRows
+from pagemesh.kernels.gpu.sampling import SampledTokens
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.shared.engine_messages import NewRow
@@ -23,15 +26,15 @@ from pagemesh.worker_svc.executor import Computed
 from pagemesh.worker_svc.gpu.copy_out import CopyOut
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.graphs import DecodeGraphs
-from pagemesh.worker_svc.gpu.sampler import GPUSampled, GPUSampler
-from pagemesh.worker_svc.gpu.sampling_state import PARAM_WORDS, GPUSamplingState
+from pagemesh.worker_svc.gpu.sampler import GPUSampled, GPUSampler, HostRows
+from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState
 from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWrites, pinned
 from pagemesh.worker_svc.kv_cache import KVCache
-from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts
+from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
 from pagemesh.worker_svc.sampler import SampledRows
-from pagemesh.worker_svc.sampling_state import PENALISED
 
 _PADDING: Final = -1
+_ZERO: Final = np.zeros(1, np.int32)
 
 
 class _Forward(NamedTuple):
@@ -76,7 +79,7 @@ class GPUExecutor:
             eos_token_ids=eos_token_ids,
             device=device,
         )
-        self._sampler = GPUSampler(self._sampling, self._state)
+        self._sampler = GPUSampler(self._sampling)
         self._copy_out = CopyOut(device)
         most_tokens = max(max_step_tokens, n_slots)
         self._buffers = StepBuffers.empty(n_slots, most_tokens, n_blocks, device)
@@ -116,21 +119,15 @@ class GPUExecutor:
         self._staged.flush()
         decodes = bool(rows.samples.all()) and int(rows.n_tokens.max()) == 1
         forward = self._decode(rows) if decodes else self._mixed(rows)
-        sampled = self._sample(rows, forward)
+        sampled, result = self._sample(rows, forward)
         prompts = [] if forward.hidden is None else self._score_prompts(rows, forward.hidden)
-        return self._fetch(sampled, prompts)
+        return self._fetch(sampled, result, prompts)
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
-        slots = rows.slots[rows.samples]
+        """Tokens that were sampled stand where they belong, and are counted, already."""
         if tokens is None:
-            zero = np.zeros(1, np.int32)
-            for slot in slots.tolist():
-                self._staged.add(TOKEN_IDS, slot, int(self._batch.known[slot]), zero)
-        else:  # the sampler wrote them
-            penalised = np.flatnonzero(self._sampling.needs[slots] & PENALISED)
-            if len(penalised):
-                chosen = tokens[self._to_device(penalised)].long()
-                self._sampling.counts.add(slots[penalised], chosen)
+            for slot in rows.slots[rows.samples].tolist():
+                self._staged.add(TOKEN_IDS, slot, int(self._batch.known[slot]), _ZERO)
 
     def _decode(self, rows: Rows) -> _Forward:
         """One token of each row, through a graph."""
@@ -194,16 +191,18 @@ class GPUExecutor:
 
     # -- results ----------------------------------------------------------------------------------
 
-    def _sample(self, rows: Rows, forward: _Forward) -> GPUSampled:
+    def _sample(self, rows: Rows, forward: _Forward) -> tuple[GPUSampled, Tensor]:
+        """What was sampled; tokens and flags are rows of the tensor, int32[2, N]."""
         slots = rows.slots[rows.samples]
-        positions = self._batch.known[slots]
-        return self._sampler(
+        n_output = self._batch.known[slots] - self._batch.n_prompt[slots]
+        result = forward.logits.new_empty((2, len(slots)), dtype=torch.int32)
+        sampled = self._sampler(
             forward.logits,
-            slots,
-            forward.slots,
-            forward.positions,
-            n_output=positions - self._batch.n_prompt[slots],
+            HostRows(slots, n_output),
+            SamplingRows(self._state.params, forward.slots, forward.positions),
+            SampledTokens(result, self._state.token_ids),
         )
+        return sampled, result
 
     def _score_prompts(self, rows: Rows, hidden: Tensor) -> list[PromptScores]:
         scores = []
@@ -211,13 +210,15 @@ class GPUExecutor:
             targets = self._state.token_ids[part.slot, part.start + 1 : part.stop + 1]
             top = int(self._sampling.prompt_logprobs[part.slot])
             states = hidden[part.first : part.first + part.stop - part.start]
-            score = self._sampler.score_prompt(self._model, states, targets, top)
+            score = score_prompt(self._model, self._sampler, states, targets, top)
             scores.append(PromptScores(part.row, part.start + 1, *score))
         return scores
 
-    def _fetch(self, sampled: GPUSampled, prompts: list[PromptScores]) -> Computed:
+    def _fetch(
+        self, sampled: GPUSampled, result: Tensor, prompts: list[PromptScores]
+    ) -> Computed:
         """Start the copies of everything that the host is to see."""
-        wanted = [sampled.tokens_finite, *(sampled.logprobs or ())]
+        wanted = [result, *(sampled.logprobs or ())]
         for score in prompts:
             wanted += [*score.logprobs, score.finite]
         copies, wait = self._copy_out.start(wanted)
@@ -230,7 +231,7 @@ class GPUExecutor:
             score._replace(logprobs=Logprobs(*(next(rest) for _ in range(3))), finite=next(rest))
             for score in prompts
         ]
-        return Computed(host, scores, sampled.tokens_finite[0], wait)
+        return Computed(host, scores, sampled.tokens, wait)
 
     def _to_device(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self._rows.device)
