@@ -7,17 +7,17 @@ programs, so that a small matrix, too, keeps every multiprocessor reading.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
+from triton import cdiv
 
 from pagemesh.kernels.activation import silu_mul
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.gpu.skinny_config import SkinnyConfig, choose_config, choose_gated_config
+from pagemesh.kernels.gpu.skinny_tma import Launch, fits_tma, tma_launch
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def _silu_mul(both, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, dtype: tl.cons
     return (silu * up.to(dtype)).reshape(BLOCK_N // 2, BLOCK_R)
 
 
-@triton.jit(do_not_specialize=["rows", "splits", "steps"])
+@triton.jit(do_not_specialize=["rows", "steps"])
 def _skinny_kernel(
     x,  # [rows, k], rows x_stride apart
     w,  # [n, k], or [2 n, k] if gated
@@ -73,7 +73,6 @@ def _skinny_kernel(
     n,
     k,
     x_stride,
-    splits,
     steps,  # of BLOCK_K for each split
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -86,10 +85,9 @@ def _skinny_kernel(
 ):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    row_tiles = tl.cdiv(rows, BLOCK_R)
-    row_tile = tl.program_id(0) % row_tiles  # Neighbours share the weights they read.
-    split = tl.program_id(0) // row_tiles % splits
-    tile = tl.program_id(0) // row_tiles // splits
+    row_tile = tl.program_id(0)  # The fastest: neighbours share the weights they read.
+    split = tl.program_id(1)
+    tile = tl.program_id(2)
     feature, weight_row = _weight_rows(tile, n, BLOCK_N, GATED)
     weight_rows = w + weight_row[:, None].to(tl.int64) * k
     first = split * steps * BLOCK_K
@@ -156,15 +154,15 @@ def skinny_gate_up(x: Tensor, w: Tensor, *, config: SkinnyConfig | None = None) 
 def compile_skinny(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool = False) -> None:
     """Compile what a call with such tensors needs, without a launch; they may be on `meta`."""
     out = _empty_out(x, w, config, gated=gated)
-    grid, arguments, options = _launch_arguments(x, w, None, out, config, gated=gated)
-    _skinny_kernel.warmup(*arguments, grid=grid, **options)
+    kernel, grid, arguments, options = _launch(x, w, None, out, config, gated=gated)
+    kernel.warmup(*arguments, grid=grid, **options)
 
 
 def _run(x: Tensor, w: Tensor, bias: Tensor | None, config: SkinnyConfig, *, gated: bool) -> Tensor:
     out = _empty_out(x, w, config, gated=gated)
     if x.shape[0]:
-        grid, arguments, options = _launch_arguments(x, w, bias, out, config, gated=gated)
-        _skinny_kernel[grid](*arguments, **options)
+        kernel, grid, arguments, options = _launch(x, w, bias, out, config, gated=gated)
+        kernel[grid](*arguments, **options)
     return out
 
 
@@ -175,17 +173,17 @@ def _empty_out(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> Te
     return x.new_empty(config.splits, rows, n, dtype=torch.float32)
 
 
-def _launch_arguments(
+def _launch(
     x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, config: SkinnyConfig, *, gated: bool
-) -> tuple[tuple[int], tuple[Any, ...], dict[str, Any]]:
-    """(grid, arguments, options) of the kernel."""
+) -> Launch:
+    if pdl() and fits_tma(x, w, config, gated=gated):
+        return tma_launch(x, w, bias, out, config, gated=gated)
     rows, k = x.shape
     n = out.shape[-1]
     block_r = config.rows_tile(rows)
     features = config.block_n // 2 if gated else config.block_n
-    programs = triton.cdiv(n, features) * config.splits * triton.cdiv(rows, block_r)
-    overlap = pdl()
-    arguments = (x, w, bias, out, rows, n, k, x.stride(0), config.splits, config.steps(k))
+    grid = (cdiv(rows, block_r), config.splits, cdiv(n, features))
+    steps = config.steps(k)
     options = {
         "BLOCK_R": block_r,
         "BLOCK_N": config.block_n,
@@ -193,10 +191,10 @@ def _launch_arguments(
         "GATED": gated,
         "HAS_BIAS": bias is not None,
         "EVEN_K": k % (config.block_k * config.splits) == 0,
-        "PREFETCH": config.prefetch if overlap else 0,
-        "PDL": overlap,
+        "PREFETCH": config.prefetch if pdl() else 0,
+        "PDL": pdl(),
         "num_warps": config.warps,
-        "num_stages": config.stages(rows, x.element_size()),
-        "launch_pdl": overlap,
+        "num_stages": config.stages(rows, x.element_size(), steps),
+        "launch_pdl": pdl(),
     }
-    return (programs,), arguments, options
+    return _skinny_kernel, grid, (x, w, bias, out, rows, n, k, x.stride(0), steps), options

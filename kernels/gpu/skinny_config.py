@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-# Of one multiprocessor of compute capability 9.0, and what the driver keeps of it for each program.
+# Shared memory of a multiprocessor of compute capability 9.0, and what each program takes of it
+# beside its stages: the driver's own, barriers, and room to turn a result around.
 _SHARED_BYTES = 228 * 1024
-_RESERVED_BYTES = 1024
-_MAX_STAGES = 8
+_RESERVED_BYTES = 1024 + 128
+_MAX_SCRATCH_BYTES = 16 * 1024
+_MAX_STAGES = 12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """The bits of a result depend on `splits`, on whether `block_n` is under 64 (which is another
-    matrix instruction) and on nothing else here."""
+    """The bits of a result depend on `splits`, and on whether `block_n` is under 64 (another matrix
+    instruction); nothing else here changes the order of a sum."""
 
     block_n: int = 64
     """Rows of w to a tile; half of them gate and half up in a gated layer."""
@@ -23,12 +25,17 @@ class SkinnyConfig:
     splits: int = 1
     """Parts of K, each summed by another program."""
     warps: int = 4
-    residency: int = 2
-    """Programs that are to fit on a multiprocessor: they share its memory for loads in flight."""
-    prefetch: int = 4
-    """Steps of block_k asked for before the kernel in front has finished."""
     block_rows: int = 64
     """Rows of x to a tile, at most."""
+    tma: bool = True
+    """Whether loads go through the tensor memory accelerator, if the card and the layer allow."""
+    share: int = 2
+    """The part of a multiprocessor's shared memory that holds one program's loads in flight, as its
+    reciprocal. What the programs of a kernel leave is for those of the next."""
+    programs: int = 1
+    """With `tma`, programs to a multiprocessor, at most: each goes on to another tile."""
+    prefetch: int = 4
+    """Without `tma`, steps of block_k brought into L2 while the kernel in front runs."""
 
     def rows_tile(self, rows: int) -> int:
         return min(max(16, 1 << (rows - 1).bit_length()), self.block_rows)
@@ -37,13 +44,16 @@ class SkinnyConfig:
         """Of block_k, for each split."""
         return -(-k // (self.block_k * self.splits))
 
-    def stages(self, rows: int, itemsize: int) -> int:
-        """Loads in flight: as many as the memory allows."""
-        stage_bytes = (self.block_n + self.rows_tile(rows)) * self.block_k * itemsize
-        budget = _SHARED_BYTES // self.residency - _RESERVED_BYTES
-        return max(2, min(_MAX_STAGES, budget // stage_bytes))
+    def stages(self, rows: int, itemsize: int, steps: int) -> int:
+        """Steps in flight: what `steps` need and the memory allows."""
+        block_rows = self.rows_tile(rows)
+        stage_bytes = (self.block_n + block_rows) * self.block_k * itemsize
+        scratch = min(4 * self.block_n * block_rows, _MAX_SCRATCH_BYTES)
+        budget = _SHARED_BYTES // self.share - _RESERVED_BYTES - scratch
+        return max(2, min(budget // stage_bytes, _MAX_STAGES, steps))
 
 
+# One splits for all counts of rows up to 64, so that the bits of a row do not change between them.
 _MAX_ROWS = 64
 
 
@@ -52,7 +62,7 @@ def choose_config(
 ) -> SkinnyConfig | None:
     """For x [rows, k] @ w [n, k]^T on a card of `sms` multiprocessors; None where cuBLAS is better.
 
-    One choice serves 1 to 64 rows, so that the bits of a row do not change between these counts.
+    The bits of a row are the same for 1 to 64 rows.
     """
     if dtype.itemsize != 2 or not 0 < rows <= _MAX_ROWS:
         return None
@@ -61,7 +71,7 @@ def choose_config(
     while splits * 2 <= max_splits and 10 * tiles * splits < 9 * sms and k >= 512 * splits:
         splits *= 2
     block_k = 128 if k % (128 * splits) == 0 else 64
-    return SkinnyConfig(block_k=block_k, splits=splits, residency=_residency(tiles * splits, sms))
+    return SkinnyConfig(block_k=block_k, splits=splits)
 
 
 def choose_gated_config(
@@ -69,8 +79,3 @@ def choose_gated_config(
 ) -> SkinnyConfig | None:
     """The same for silu(x @ gate^T) * (x @ up^T), w [2 * inner, k]: never split."""
     return choose_config(rows, 2 * inner, k, dtype, sms, max_splits=1)
-
-
-def _residency(programs: int, sms: int) -> int:
-    """All programs at once where three to a multiprocessor suffice."""
-    return min(3, -(-programs // sms))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from pagemesh.kernels.gpu.skinny import skinny_gate_up, skinny_linear
 from pagemesh.kernels.gpu.skinny_config import SkinnyConfig, choose_config, choose_gated_config
 
 ON_CARD = torch.cuda.is_available()
-SMALL = SkinnyConfig(block_n=16, block_k=32, residency=1)
+SMALL = SkinnyConfig(block_n=16, block_k=32)
 # (rows, N, K) of which none, all, or all but the rows fill their tiles.
 SHAPES = [(1, 24, 48), (3, 40, 80), (16, 32, 64), (17, 32, 128)]
 # One layer of Qwen3-0.6B and of Llama-3.1-8B, and a vocabulary.
@@ -96,6 +98,29 @@ def test_gated_layers_are_never_split() -> None:
     config = choose_gated_config(64, 3072, 1024, torch.bfloat16, 132)
     assert config is not None
     assert config.splits == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 200, 192), (33, 1000, 1096)], ids=str)
+@pytest.mark.parametrize("block_n", [64, 128])
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("block_rows", [16, 64])
+def test_both_ways_to_load_give_the_same_bits(
+    shape: tuple[int, int, int], block_n: int, splits: int, block_rows: int, device: str
+) -> None:
+    rows, n, k = shape
+    x = random(rows, k, dtype=torch.bfloat16, device=device)
+    w = random(n, k, dtype=torch.bfloat16, device=device)
+    bias = random(n, dtype=torch.bfloat16, device=device) if splits == 1 else None
+    config = SkinnyConfig(block_n=block_n, splits=splits, block_rows=block_rows)
+    plain = replace(config, tma=False)
+    out = skinny_linear(x, w, bias, config=config)
+    assert torch.equal(out, skinny_linear(x, w, bias, config=plain))
+    assert_close(out if splits == 1 else out.sum(0).to(x.dtype), linear(x, w, bias))
+    if splits == 1:
+        gated = skinny_gate_up(x, w, config=config)
+        assert torch.equal(gated, skinny_gate_up(x, w, config=plain))
+        assert_close(gated, silu_mul(linear(x, w)))
 
 
 @pytest.mark.gpu
