@@ -108,9 +108,9 @@ def prefill_attention(
         BLOCK_ROWS=config.block_rows,
         BLOCK_TOKENS=block_tokens,
         TILE=config.tile_tokens,
-        STAGES=config.num_stages,
         PDL=pdl(),
         num_warps=config.num_warps,
+        num_stages=config.num_stages,
         launch_pdl=pdl(),
     )
 
@@ -145,7 +145,6 @@ def _prefill_attention(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
-    STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -189,7 +188,7 @@ def _prefill_attention(
     best = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
     weight = tl.zeros([BLOCK_ROWS], tl.float32)
     total = tl.zeros([BLOCK_ROWS, PADDED_DIM], tl.float32)
-    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+    for start in range(begin, end, TILE):
         key = start + tl.arange(0, TILE)
         places = _places(table, start, end, block_stride, HEAD_DIM, PAGE, TILE)
         k_tile = k_head + places + dim[None, :]
