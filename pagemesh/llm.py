@@ -13,18 +13,19 @@ from typing import Any, Final, TypedDict, cast
 import msgspec
 import structlog
 
+from pagemesh.llm_answers import Answers
 from pagemesh.llm_loop import LLMLoop
 from pagemesh.llm_progress import Progress
-from pagemesh.outputs import CompletionOutput, RequestOutput
+from pagemesh.outputs import RequestOutput
 from pagemesh.prepare import prepare
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.logs import configure_logging
-from pagemesh.shared.messages import Delta, Generate, ModelCard, Prompt
+from pagemesh.shared.messages import Generate, ModelCard, Prompt
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import LogSettings, ModelSettings
 from pagemesh.shared.settings_sources import load_settings
-from pagemesh.shared.wire import pack_ids, unpack_ids
+from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
@@ -67,7 +68,7 @@ class LLM:
         folder = prepare(self.settings.model)
         text_model = TextModel(folder, load_prepared(folder), self.settings)
         self._pipeline = Pipeline(text_model)
-        self._loop = LLMLoop(self.settings, self._pipeline)
+        self._loop = LLMLoop(self.settings)
         self._seeds = random.Random(self.settings.gateway.seed)
         self._request_ids = map(str, count())
         self._lock = Lock()
@@ -125,9 +126,12 @@ class LLM:
                 self._check(index, *pair)
                 for index, pair in enumerate(zip(prompts, params, strict=True))
             ]
-            outputs = {one.generate.request_id: _empty_output(one) for one in checked}
-            self._compute(checked, outputs, use_tqdm)
-        return list(outputs.values())
+            with (
+                Progress(len(checked), shown=use_tqdm) as progress,
+                Answers(self._pipeline, checked, progress) as answers,
+            ):
+                self._loop.run(answers.submits(), answers.take)
+        return answers.outputs
 
     def _check(self, index: int, prompt: Prompt, params: SamplingParams) -> Prepared:
         if params.seed is None:
@@ -149,23 +153,6 @@ class LLM:
                 code=error.code,
                 param=error.param,
             ) from error
-
-    def _compute(
-        self, checked: list[Prepared], outputs: dict[str, RequestOutput], use_tqdm: bool
-    ) -> None:
-        with Progress(len(outputs), shown=use_tqdm) as progress:
-
-            def on_delta(delta: Delta) -> None:
-                output = outputs[delta.request_id]
-                output.add(delta)
-                progress.note(output, delta)
-
-            try:
-                submits = [s for one in checked for s in self._pipeline.open(one).submits]
-                self._loop.run(submits, on_delta)
-            finally:
-                for request_id in outputs:
-                    self._pipeline.close(request_id)
 
 
 def _configure_logging_unless_set_up(settings: LogSettings) -> None:
@@ -216,18 +203,3 @@ def _one_each(given: ParamsInput, n_prompts: int) -> list[SamplingParams]:
             param="sampling_params",
         )
     return list(given)
-
-
-def _empty_output(checked: Prepared) -> RequestOutput:
-    asked = checked.params.logprobs is not None
-    outputs = [
-        CompletionOutput(
-            index=index,
-            cumulative_logprob=0.0 if asked else None,
-            logprobs=[] if asked else None,
-        )
-        for index in range(checked.params.n)
-    ]
-    request_id = checked.generate.request_id
-    prompt_ids = unpack_ids(checked.prompt_ids)
-    return RequestOutput(request_id, checked.prompt_text, prompt_ids, outputs)

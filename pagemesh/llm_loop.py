@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -17,14 +17,16 @@ import structlog
 
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.shared.engine_messages import Submit, Tokens
-from pagemesh.shared.messages import Delta, EngineStats, ModelCard
+from pagemesh.shared.messages import EngineStats, ModelCard
 from pagemesh.shared.settings import Settings
-from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.runner import Runner, StepGap
 
 _OWNER: Final = "llm"
+
+Take = Callable[[Tokens], Sequence[int]]
+"""Takes what a step brought, and returns the keys of choices that are over with it."""
 
 log = structlog.get_logger(__name__)
 
@@ -32,11 +34,10 @@ log = structlog.get_logger(__name__)
 class LLMLoop:
     """Owner of an engine, its runner and the runner's thread. Used by one thread at a time."""
 
-    def __init__(self, settings: Settings, pipeline: Pipeline) -> None:
+    def __init__(self, settings: Settings) -> None:
         """Loads the prepared model. Raises StartupError."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._runner: Runner = self._thread.submit(build_runner, settings).result()
-        self._pipeline = pipeline
         self._max_waiting = min(settings.scheduler.max_waiting, settings.scheduler.max_num_seqs)
         self._engine = Engine(
             "llm",
@@ -56,11 +57,11 @@ class LLMLoop:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
-    def run(self, submits: Iterable[Submit], on_delta: Callable[[Delta], None]) -> None:
-        """Compute every choice of `submits`, which the pipeline has admitted.
+    def run(self, submits: Iterable[Submit], take: Take) -> None:
+        """Compute every choice of `submits`; `take` is given what each step brings.
 
-        However it ends (an interrupt, an exception in `on_delta`, an engine whose books disagree),
-        the loop can run again after.
+        However it ends (an interrupt, an exception in `take`, an engine whose books disagree), the
+        loop can run again after.
         """
         queue = deque(submits)
         try:
@@ -69,7 +70,7 @@ class LLMLoop:
                 self._launch()
                 for tokens in self._land():
                     self._launch()  # the worker computes on while this thread decodes
-                    self._deliver(tokens, on_delta)
+                    self._deliver(tokens, take)
         except BaseException:
             self._start_over()
             raise
@@ -102,12 +103,10 @@ class LLMLoop:
             self._out.popleft().exception()
         self._engine.snapshot(gap.last_step)
 
-    def _deliver(self, tokens: Tokens, on_delta: Callable[[Delta], None]) -> None:
-        fed = self._pipeline.feed(tokens)
-        if fed.end_keys:
-            self._engine.end(_OWNER, fed.end_keys, "stop", time.monotonic())
-        for delta in fed.deltas:
-            on_delta(delta)
+    def _deliver(self, tokens: Tokens, take: Take) -> None:
+        end_keys = take(tokens)
+        if end_keys:
+            self._engine.end(_OWNER, end_keys, "stop", time.monotonic())
 
     def _start_over(self) -> None:
         """New books and, with the next step, an empty batch: those at hand may be half written."""

@@ -9,9 +9,6 @@ from typing import Self
 from tqdm import tqdm
 
 from pagemesh.outputs import RequestOutput
-from pagemesh.shared.messages import Delta
-
-_TOKEN_BYTES = 4
 
 
 class Progress:
@@ -29,18 +26,19 @@ class Progress:
         self._input_tokens = 0
         self._output_tokens = 0
 
-    def note(self, output: RequestOutput, delta: Delta) -> None:
-        """`output` gained `delta`."""
-        self._output_tokens += len(delta.token_ids) // _TOKEN_BYTES
-        if output.finished:
-            self._input_tokens += len(output.prompt_token_ids)
-            elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
-            self._bar.set_postfix_str(
-                f"input {self._input_tokens / elapsed_s:.1f} tokens/s, "
-                f"output {self._output_tokens / elapsed_s:.1f} tokens/s",
-                refresh=False,
-            )
-            self._bar.update()
+    def note(self, n_tokens: int) -> None:
+        """A step generated `n_tokens`."""
+        self._output_tokens += n_tokens
+
+    def note_finished(self, output: RequestOutput) -> None:
+        self._input_tokens += len(output.prompt_token_ids)
+        elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
+        self._bar.set_postfix_str(
+            f"input {self._input_tokens / elapsed_s:.1f} tokens/s, "
+            f"output {self._output_tokens / elapsed_s:.1f} tokens/s",
+            refresh=False,
+        )
+        self._bar.update()
 
     def __enter__(self) -> Self:
         return self

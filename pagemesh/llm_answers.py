@@ -1,0 +1,156 @@
+"""The answers to one call of the offline class, from the frames of its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from types import TracebackType
+from typing import Self
+
+from pagemesh.llm_progress import Progress
+from pagemesh.outputs import CompletionOutput, RequestOutput
+from pagemesh.shared.engine_messages import LogprobRow, Submit, Tokens
+from pagemesh.shared.wire import pack_ids, unpack_ids
+from pagemesh.tokenizer_svc.admission import Prepared
+from pagemesh.tokenizer_svc.pipeline import Pipeline
+
+
+class _Keepers(dict[int, Callable[[int], None]]):
+    """By key: what keeps a token of it. An engine that was interrupted may still speak of choices
+    that are over."""
+
+    def __missing__(self, key: int) -> Callable[[int], None]:
+        return _pass_over
+
+
+def _pass_over(token_id: int) -> None: ...
+
+
+class WholeAnswers:
+    """Nobody reads an answer before it is whole, so tokens are kept until their choice ends, and
+    its text is made at once: a step then does next to nothing for a token.
+
+    A choice that is `watched` may end in its text, so its tokens pass step by step.
+    """
+
+    def __init__(self) -> None:
+        self._keep = _Keepers()
+        self._ids: dict[int, list[int]] = {}
+        self._logprobs: dict[int, list[LogprobRow]] = {}
+        self._watched: set[int] = set()
+
+    def open(self, key: int, *, watched: bool) -> None:
+        self._ids[key] = ids = []
+        self._keep[key] = ids.append
+        if watched:
+            self._watched.add(key)
+
+    def close(self, keys: Iterable[int]) -> None:
+        """What else the engine says of these is passed over."""
+        for key in keys:
+            self._keep.pop(key, None)
+            self._ids.pop(key, None)
+            self._logprobs.pop(key, None)
+            self._watched.discard(key)
+
+    def take(self, tokens: Tokens) -> Tokens | None:
+        """A frame with all the tokens of the choices that `tokens` ends; None if there is nothing
+        to say yet."""
+        keep = self._keep
+        key_of_each = chain.from_iterable(
+            map(repeat, unpack_ids(tokens.keys), unpack_ids(tokens.counts))
+        )
+        for key, token_id in zip(key_of_each, unpack_ids(tokens.ids), strict=True):
+            keep[key](token_id)
+        for row in tokens.logprobs:
+            self._logprobs.setdefault(row.key, []).append(row)
+        over = [*(end.key for end in tokens.ended), *(key for key, _ in tokens.failed)]
+        if not (over or self._watched or tokens.started or tokens.prompt_logprobs):
+            return None
+        frame = self._frame(tokens, [*over, *self._watched.difference(over)])
+        self.close(over)
+        return frame
+
+    def _frame(self, tokens: Tokens, keys: list[int]) -> Tokens:
+        """`tokens`, with what was kept of `keys` as its rows. It is kept no longer."""
+        keys = [key for key in keys if self._ids.get(key)]
+        kept = [self._ids[key] for key in keys]
+        logprobs = [row for key in keys for row in self._logprobs.pop(key, ())]
+        frame = tokens._replace(
+            keys=pack_ids(keys),
+            counts=pack_ids(map(len, kept)),
+            ids=pack_ids(chain.from_iterable(kept)),
+            logprobs=logprobs,
+        )
+        for ids in kept:
+            ids.clear()
+        return frame
+
+
+class Answers:
+    """Owner of the outputs of one call. A context manager: within, the pipeline knows its
+    requests."""
+
+    def __init__(self, pipeline: Pipeline, checked: Sequence[Prepared], progress: Progress) -> None:
+        self._pipeline = pipeline
+        self._progress = progress
+        self._whole = WholeAnswers()
+        self._outputs = {one.generate.request_id: _empty_output(one) for one in checked}
+        self._checked = checked
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        """In the order of the prompts."""
+        return list(self._outputs.values())
+
+    def submits(self) -> list[Submit]:
+        """Take in every request: its choices are to be computed."""
+        return [submit for one in self._checked for submit in self._open(one)]
+
+    def take(self, tokens: Tokens) -> list[int]:
+        """What a step brought. Returns the keys of choices that ended in their text."""
+        self._progress.note(len(tokens.ids) // 4)
+        frame = self._whole.take(tokens)
+        if frame is None:
+            return []
+        fed = self._pipeline.feed(frame)
+        self._whole.close(fed.end_keys)
+        for delta in fed.deltas:
+            output = self._outputs[delta.request_id]
+            output.add(delta)
+            if output.finished:
+                self._progress.note_finished(output)
+        return fed.end_keys
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for request_id in self._outputs:
+            self._pipeline.close(request_id)
+
+    def _open(self, checked: Prepared) -> list[Submit]:
+        submits = self._pipeline.open(checked).submits
+        for submit in submits:
+            self._whole.open(submit.key, watched=bool(checked.params.stop))
+        return submits
+
+
+def _empty_output(checked: Prepared) -> RequestOutput:
+    asked = checked.params.logprobs is not None
+    outputs = [
+        CompletionOutput(
+            index=index,
+            cumulative_logprob=0.0 if asked else None,
+            logprobs=[] if asked else None,
+        )
+        for index in range(checked.params.n)
+    ]
+    request_id = checked.generate.request_id
+    prompt_ids = unpack_ids(checked.prompt_ids)
+    return RequestOutput(request_id, checked.prompt_text, prompt_ids, outputs)
