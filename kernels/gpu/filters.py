@@ -107,12 +107,18 @@ def thresholds(logits: Tensor, rows: SamplingRows, found: Survey) -> Tensor:
 @triton.jit
 def is_spoiled(x, EDITED: tl.constexpr):
     """Whether raw logits are not finite, or were not before they were edited."""
-    return x != x if EDITED else x * 0.0 != 0.0
+    return x != x if EDITED else ~(tl.abs(x) < float("inf"))
+
+
+@triton.jit
+def centre(top):
+    """What to subtract before exp: the largest value, unless that is infinite."""
+    return tl.where(tl.abs(top) < float("inf"), top, 0.0)
 
 
 @triton.jit
 def _survey_kernel(
-    logits, params, slots, maxima, masses, vocab_tokens, row_stride,
+    logits, table, slots, maxima, masses, vocab_tokens, row_stride,
     GROUPS: tl.constexpr, EDITED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -122,10 +128,10 @@ def _survey_kernel(
     slot = tl.load(slots + row)
     if slot < 0:
         return
-    own = params_of(params, slot)
+    own = params_of(table, slot)
     if not has_filters(own):
         return
-    scale, draws = load_scale(own)
+    scale = load_scale(own)
     group = part * GROUPS + tl.arange(0, GROUPS)
     ids = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
     is_token = ids < vocab_tokens
@@ -138,12 +144,13 @@ def _survey_kernel(
     if load_float(own, TOP_P) < 1.0:
         top = tl.max(best, axis=0)
         tl.store(masses + at * 2, top)
-        tl.store(masses + at * 2 + 1, tl.sum(tl.sum(tl.exp(values - top), axis=1), axis=0))
+        mass = tl.sum(tl.exp(values - centre(top)), axis=1)
+        tl.store(masses + at * 2 + 1, tl.sum(mass, axis=0))
 
 
 @triton.jit
 def _search_kernel(
-    logits, params, slots, maxima, masses, wanted, smallest,
+    logits, table, slots, maxima, masses, wanted, smallest,
     vocab_tokens, row_stride, n_groups, n_slices,
     GROUPS: tl.constexpr, SLICES: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -154,7 +161,7 @@ def _search_kernel(
     slot = tl.load(slots + row)
     if slot < 0:
         return
-    own = params_of(params, slot)
+    own = params_of(table, slot)
     smallest += row
     if not has_filters(own):
         tl.store(smallest, -float("inf"))
@@ -162,9 +169,10 @@ def _search_kernel(
     group = tl.arange(0, GROUPS)
     best = tl.load(maxima + row * n_groups + group, mask=group < n_groups, other=-float("inf"))
     top = tl.max(best, axis=0)
-    if (tl.max((best != best).to(tl.int32), axis=0) > 0) | (tl.abs(top) == float("inf")):
-        # Spoiled, or all tokens are banned, or the best overflows and so is certain.
-        tl.store(smallest, top)
+    spoiled = tl.max((best != best).to(tl.int32), axis=0) > 0
+    if spoiled | (tl.abs(top) == float("inf")):
+        # Where the best overflows it is certain.
+        tl.store(smallest, tl.where(spoiled, -float("inf"), top))
         return
 
     top_k, top_p = tl.load(own + TOP_K), load_float(own, TOP_P)
@@ -189,7 +197,7 @@ def _search_kernel(
     n_wanted = tl.sum(is_wanted.to(tl.int32), axis=0)
     tl.debug_barrier()  # the list is read by other threads than those that wrote it
     logits += row * row_stride
-    scale, draws = load_scale(own)
+    scale = load_scale(own)
     if has_top_k:
         floor = tl.maximum(floor, _search(
             logits, wanted, n_wanted, vocab_tokens, scale, top, cut,
@@ -197,7 +205,7 @@ def _search_kernel(
         ))  # fmt: skip
     if top_p < 1.0:
         if floor > -float("inf"):
-            total, above, below = _probe(
+            total, _above, _below = _probe(
                 logits, wanted, n_wanted, vocab_tokens, scale, top, _image(floor), CHUNK, True
             )
         floor = _search(
@@ -213,16 +221,15 @@ def _total_mass(masses, top, n_slices, SLICES: tl.constexpr):
     part = tl.arange(0, SLICES)
     best = tl.load(masses + part * 2, mask=part < n_slices, other=-float("inf"))
     mass = tl.load(masses + part * 2 + 1, mask=part < n_slices, other=0.0)
-    # A slice of banned tokens has no mass of its own.
-    scaled = tl.where(best == -float("inf"), 0.0, tl.exp(best - top) * mass)
-    return tl.sum(scaled.to(tl.float64), axis=0)
+    return tl.sum((tl.exp(best - top) * mass).to(tl.float64), axis=0)
 
 
 @triton.jit
 def _bisect(values, weights, target, top):
     """The largest of `values` such that those no smaller weigh at least `target`; -inf if none."""
     images = _image(values)
-    low, high = _image(tl.full((), -float("inf"), tl.float32)).to(tl.int64), _image(top).to(tl.int64)
+    low = _image(tl.full((), -float("inf"), tl.float32)).to(tl.int64)
+    high = _image(top).to(tl.int64)
     while low < high:
         middle = (low + high + 1) >> 1
         inside = images >= middle.to(tl.int32)

@@ -87,7 +87,7 @@ def apply_penalties(
 
 
 def count_tokens(tokens: Tensor, rows: SamplingRows, seen: Tensor, output_counts: Tensor) -> None:
-    """Count int32[R] sampled tokens in the rows of `seen` and `output_counts` that are penalised."""
+    """Count the sampled tokens, int32[R], of penalised rows in `seen` and `output_counts`."""
     n_rows = tokens.shape[0]
     if n_rows > 0:
         _count_kernel[(n_rows,)](
@@ -133,7 +133,7 @@ def _edit_kernel(logits, edits, n_edits, row_stride, BLOCK: tl.constexpr, PDL: t
 
 @triton.jit
 def _penalise_kernel(
-    logits, params, slots, seen, output_counts, vocab_tokens, row_stride,
+    logits, table, slots, seen, output_counts, vocab_tokens, row_stride,
     SLICE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
@@ -143,7 +143,7 @@ def _penalise_kernel(
     slot = tl.load(slots + row)
     if slot < 0:
         return
-    own = params_of(params, slot)
+    own = params_of(table, slot)
     count_row = tl.load(own + COUNT_ROW).to(tl.int64)
     if count_row < 0:
         return
@@ -162,7 +162,7 @@ def _penalise_kernel(
 
 
 @triton.jit
-def _count_kernel(tokens, params, slots, seen, output_counts, vocab_tokens, PDL: tl.constexpr):
+def _count_kernel(tokens, table, slots, seen, output_counts, vocab_tokens, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -170,7 +170,7 @@ def _count_kernel(tokens, params, slots, seen, output_counts, vocab_tokens, PDL:
     slot = tl.load(slots + row)
     if slot < 0:
         return
-    count_row = tl.load(params_of(params, slot) + COUNT_ROW).to(tl.int64)
+    count_row = tl.load(params_of(table, slot) + COUNT_ROW).to(tl.int64)
     if count_row < 0:
         return
     at = count_row * vocab_tokens + tl.load(tokens + row)

@@ -40,8 +40,9 @@ class SamplingRows(NamedTuple):
 
 @triton.jit
 def params_of(params, slot):
-    """Pointer to the parameters of a slot."""
-    return params + slot * _WIDTH
+    """Pointer to the parameters of a slot. (A kernel's argument cannot be called `params`: Triton's
+    launcher has a variable of that name.)"""
+    return table + slot * _WIDTH
 
 
 @triton.jit
@@ -50,11 +51,15 @@ def load_float(own, column):
 
 
 @triton.jit
+def is_random(own):
+    """Whether the row draws; else it is greedy."""
+    return load_float(own, INVERSE_TEMPERATURE) > 0
+
+
+@triton.jit
 def load_scale(own):
-    """What the row's logits are multiplied by, and whether it draws: a greedy row does not."""
-    inverse_temperature = load_float(own, INVERSE_TEMPERATURE)
-    draws = inverse_temperature > 0
-    return tl.where(draws, inverse_temperature, 1.0), draws
+    """What the row's logits are multiplied by."""
+    return tl.where(is_random(own), load_float(own, INVERSE_TEMPERATURE), 1.0)
 
 
 @triton.jit
@@ -62,4 +67,4 @@ def has_filters(own):
     """Whether the row draws from fewer tokens than all."""
     narrowed = (tl.load(own + TOP_K) > 0) | (load_float(own, TOP_P) < 1.0)
     narrowed |= load_float(own, LOG_MIN_P) > -float("inf")
-    return narrowed & (load_float(own, INVERSE_TEMPERATURE) > 0)
+    return narrowed & is_random(own)

@@ -18,7 +18,7 @@ from torch import Tensor
 from pagemesh.kernels.gpu.filters import GROUP, Survey, is_spoiled, survey, thresholds
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.noise import gumbel_bound, gumbel_of_bits, row_key, token_bits
-from pagemesh.kernels.gpu.row_params import SEED, SamplingRows, has_filters, load_scale, params_of
+from pagemesh.kernels.gpu.row_params import SEED, SamplingRows, is_random, load_scale, params_of
 
 _GROUP = tl.constexpr(GROUP)
 
@@ -112,7 +112,7 @@ def _draw(
 
 @triton.jit
 def _draw_kernel(
-    logits, params, slots, positions, smallest, maxima, best, best_ids,
+    logits, table, slots, positions, smallest, maxima, best, best_ids,
     vocab_tokens, row_stride, n_groups,
     SLICE: tl.constexpr, EDITED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -124,16 +124,16 @@ def _draw_kernel(
     slot = tl.load(slots + row)
     if slot < 0:
         return
-    own = params_of(params, slot)
+    own = params_of(table, slot)
     first = part * SLICE
     at = row * tl.num_programs(0) + part
     floor = tl.full((), -float("inf"), tl.float32)
     if smallest is not None:
-        if has_filters(own):
-            floor = tl.load(smallest + row)
+        floor = tl.load(smallest + row)
+        if floor > -float("inf"):
             group = part * (SLICE // _GROUP) + tl.arange(0, SLICE // _GROUP)
-            near = tl.load(maxima + row * n_groups + group, mask=group < n_groups, other=floor - 1)
-            if tl.max(((near >= floor) | (near != near)).to(tl.int32), axis=0) == 0:
+            near = tl.load(maxima + row * n_groups + group, mask=group < n_groups, other=0.0)
+            if tl.max(((near >= floor) & (group < n_groups)).to(tl.int32), axis=0) == 0:
                 tl.store(best + at, -float("inf"))
                 tl.store(best_ids + at, first)
                 return
@@ -141,10 +141,10 @@ def _draw_kernel(
     ids = first + tl.arange(0, SLICE)
     x = tl.load(logits + ids, mask=ids < vocab_tokens, other=0.0).to(tl.float32)
     spoiled = tl.max(is_spoiled(x, EDITED).to(tl.int32), axis=0) > 0
-    scale, draws = load_scale(own)
+    scale = load_scale(own)
     scaled = x * scale
     values = tl.where((ids < vocab_tokens) & (scaled >= floor), scaled, -float("inf"))
-    if draws:
+    if is_random(own):
         key = row_key(tl.load(own + SEED), tl.load(own + SEED + 1), tl.load(positions + row))
         value, token = _best_noisy(logits, values, ids, first, scale, key)
     else:

@@ -104,10 +104,6 @@ class GPUDecoder:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[R, vocab] of hidden states [R, H], in the model's dtype."""
-        rows, (n, k) = hidden.shape[0], self._head.shape
-        config = choose_config(rows, n, k, hidden.dtype, multiprocessors(), max_splits=1)
-        if config is not None:
-            return skinny_linear(hidden, self._head, config=config, out=out)
         return torch.mm(hidden, self._head.T, out=out)
 
 

@@ -73,7 +73,7 @@ def row_words(params: SamplingParams, seed: int, count_row: int = -1) -> Words:
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """A copy of `array` on the device, made in stream order and not waited for."""
-    source = torch.from_numpy(array)
+    source = torch.from_numpy(array.copy())
     if device.type == "cpu":
-        return source.clone()
+        return source
     return source.pin_memory().to(device, non_blocking=True)
