@@ -39,7 +39,7 @@ class SamplingRows(NamedTuple):
 
 
 @triton.jit
-def params_of(params, slot):
+def params_of(table, slot):
     """Pointer to the parameters of a slot. (A kernel's argument cannot be called `params`: Triton's
     launcher has a variable of that name.)"""
     return table + slot * _WIDTH
