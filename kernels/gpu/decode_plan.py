@@ -132,11 +132,11 @@ def _new_plan(
         plan.arrived,
         rows,
         window or 0,
+        config.tile_tokens,
+        config.chunk_tokens,
+        config.max_chunks,
         N_KV_HEADS=heads.n_kv_heads,
-        TILE=config.tile_tokens,
-        CHUNK=config.chunk_tokens,
-        MAX_CHUNKS=config.max_chunks,
-        COLUMNS=triton.next_power_of_2(max_chunks),
+        COLUMNS=triton.next_power_of_2(config.max_chunks),
         ROWS=_ROWS,
         PDL=pdl(),
         launch_pdl=pdl(),
@@ -145,20 +145,18 @@ def _new_plan(
 
 
 @triton.jit
-def _cut(
-    seq_lens, rows, n_rows, window, TILE: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr
-):
+def _cut(seq_lens, rows, n_rows, window, tile, chunk_tokens, max_chunks):
     """Of each row: its first token seen, its length, a chunk's tokens, and how many chunks."""
     lens = tl.load(seq_lens + rows, mask=rows < n_rows, other=0)
     first = tl.where(window > 0, tl.maximum(lens - window, 0), 0)
     seen = lens - first
-    wanted = tl.minimum(tl.maximum((seen + CHUNK // 2) // CHUNK, 1), MOST)
-    chunk = tl.cdiv(tl.maximum(tl.cdiv(seen, wanted), 1), TILE) * TILE
+    wanted = tl.minimum(tl.maximum((seen + chunk_tokens // 2) // chunk_tokens, 1), max_chunks)
+    chunk = tl.cdiv(tl.maximum(tl.cdiv(seen, wanted), 1), tile) * tile
     n_chunks = tl.maximum(tl.cdiv(seen, chunk), 1)
     return first, lens, chunk, tl.where(rows < n_rows, n_chunks, 0)
 
 
-@triton.jit(do_not_specialize=["n_rows", "window"])
+@triton.jit(do_not_specialize=["n_rows", "window", "tile", "chunk_tokens", "max_chunks"])
 def _plan_kernel(
     seq_lens,
     items,
@@ -166,10 +164,10 @@ def _plan_kernel(
     arrived,
     n_rows,
     window,
+    tile,
+    chunk_tokens,
+    max_chunks,
     N_KV_HEADS: tl.constexpr,
-    TILE: tl.constexpr,
-    CHUNK: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
@@ -185,7 +183,7 @@ def _plan_kernel(
     before = tl.zeros([COLUMNS], tl.int32)
     for start in range(0, n_rows, ROWS):
         rows = start + tl.arange(0, ROWS)
-        _, _, _, n_chunks = _cut(seq_lens, rows, n_rows, window, TILE, CHUNK, MAX_CHUNKS)
+        _, _, _, n_chunks = _cut(seq_lens, rows, n_rows, window, tile, chunk_tokens, max_chunks)
         there = tl.sum((n_chunks[:, None] > column[None, :]).to(tl.int32), 0)
         total += there
         before += tl.where(start < mine, there, 0)
@@ -194,7 +192,9 @@ def _plan_kernel(
         tl.store(n_items + 1, 0)
 
     rows = mine + tl.arange(0, ROWS)
-    first, lens, chunk, n_chunks = _cut(seq_lens, rows, n_rows, window, TILE, CHUNK, MAX_CHUNKS)
+    first, lens, chunk, n_chunks = _cut(
+        seq_lens, rows, n_rows, window, tile, chunk_tokens, max_chunks
+    )
     exists = n_chunks[:, None] > column[None, :]
     rank = tl.cumsum(exists.to(tl.int32), 0) - 1
     place = items + 4 * (tl.cumsum(total, 0) - total + before + rank)
