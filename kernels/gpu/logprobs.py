@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.filters import centre, is_spoiled
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.logprobs import Logprobs
 
@@ -94,14 +95,14 @@ def _slice_kernel(
     ids = part * SLICE + tl.arange(0, SLICE)
     is_token = ids < vocab_tokens
     x = tl.load(logits + ids, mask=is_token, other=0.0).to(tl.float32)
-    spoiled = tl.max((x * 0.0 != 0.0).to(tl.int32), axis=0) > 0
+    spoiled = tl.max(is_spoiled(x, False).to(tl.int32), axis=0) > 0
     value = tl.load(logits + tl.load(chosen + entry)).to(tl.float32)
     x = tl.where(is_token, x, -float("inf"))
     n_above = tl.sum((x > value).to(tl.int32), axis=0)
     top = tl.max(x, axis=0)
     at = entry.to(tl.int64) * tl.num_programs(0) + part
     tl.store(sums + at * 2, top)
-    tl.store(sums + at * 2 + 1, tl.sum(tl.exp(x - top), axis=0))
+    tl.store(sums + at * 2 + 1, tl.sum(tl.exp(x - centre(top)), axis=0))
     tl.store(above + at, tl.where(spoiled, -1, n_above))
 
 
@@ -123,7 +124,7 @@ def _join_kernel(
     mass = tl.load(sums + at * 2 + 1, mask=is_slice, other=0.0)
     n_above = tl.load(above + at, mask=is_slice, other=0)
     is_finite = tl.min(n_above, axis=0) >= 0
-    top = tl.max(best, axis=0)
+    top = centre(tl.max(best, axis=0))
     normaliser = top + tl.log(tl.sum(tl.exp(best - top) * mass, axis=0))
     value = tl.load(logits + tl.load(chosen + entry)).to(tl.float32)
     of_zeros = tl.log(vocab_tokens.to(tl.float32))

@@ -47,7 +47,7 @@ def gumbel_of_bits(bits):
 
 @triton.jit
 def gumbel_bound(bits):
-    """No less than gumbel_of_bits, and where that is large no more than 0.06 above, by no logarithm.
+    """No less than gumbel_of_bits, and where that is large at most 0.06 above; no logarithm.
 
     -log(-log1p(-v)) <= -log(v), and the bits of a float are its binary logarithm, linear between
     powers of two and so never above it. The margin covers all rounding.
