@@ -34,7 +34,7 @@ def rope_store(
     `slot_mapping` int64[T] and the caches are those of store_kv.
     """
     n_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
-    heads = join_splits(qkv, k_cache.dtype, bias).unflatten(-1, (-1, head_dim))
+    heads = join_splits(qkv, k_cache.dtype, bias).view(-1, n_heads + 2 * n_kv_heads, head_dim)
     q, k, v = heads.split([n_heads, n_kv_heads, n_kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
