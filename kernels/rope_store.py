@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from pagemesh.kernels.attention import store_kv
@@ -35,7 +36,7 @@ def rope_store(
     """
     n_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     heads = join_splits(qkv, k_cache.dtype, bias).view(-1, n_heads + 2 * n_kv_heads, head_dim)
-    q, k, v = heads.split([n_heads, n_kv_heads, n_kv_heads], dim=1)
+    q, k, v = torch.split(heads, [n_heads, n_kv_heads, n_kv_heads], dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     q, k = apply_rope(q, k, *rotations[positions].chunk(2, dim=-1))

@@ -37,16 +37,11 @@ class Heads:
         return (self.n_heads + 2 * self.n_kv_heads) * self.head_dim
 
 
-# Counts that do and do not fill a program, every supported size of head, one and several blocks.
-SHAPES = [
-    Heads(4, 2, 64),
-    Heads(9, 3, 80),
-    Heads(8, 8, 96, 32),
-    Heads(16, 1, 128),
-    Heads(2, 1, 256),
-]
+# Counts that do and do not fill a program.
+SHAPES = [Heads(4, 2, 64), Heads(9, 3, 80), Heads(16, 1, 128, 32)]
 if ON_CARD:
-    SHAPES += [Heads(16, 8, 128, 64), Heads(32, 8, 128, 128), Heads(14, 2, 64), Heads(40, 40, 128)]
+    SHAPES += [Heads(8, 8, 96), Heads(2, 1, 256), Heads(14, 2, 64, 64)]
+    SHAPES += [Heads(16, 8, 128), Heads(32, 8, 128, 128), Heads(40, 40, 128)]
 
 
 @dataclass
@@ -118,7 +113,7 @@ def assert_same_pages(got: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_rotated_and_stored_to_the_bit(heads, splits, dtype, device):
-    call = random_call(heads, 5, splits, dtype, device, **bias(heads, dtype, device))
+    call = random_call(heads, 4, splits, dtype, device, **bias(heads, dtype, device))
     for got, expected in zip(call.run(rope_store), call.run(reference.rope_store), strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -127,7 +122,7 @@ def test_rotated_and_stored_to_the_bit(heads, splits, dtype, device):
 @pytest.mark.parametrize("splits", SPLITS)
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_heads_are_normalised_before_they_turn(heads, splits, dtype, device):
-    call = random_call(heads, 5, splits, dtype, device, **norms(heads, dtype, device))
+    call = random_call(heads, 4, splits, dtype, device, **norms(heads, dtype, device))
     (q, k, v), (q_expected, k_expected, v_expected) = (
         call.run(each) for each in (rope_store, reference.rope_store)
     )
@@ -141,7 +136,7 @@ def test_heads_are_normalised_before_they_turn(heads, splits, dtype, device):
 def test_a_token_has_the_same_bits_alone_and_beside_nan(splits, dtype, device):
     heads = Heads(9, 3, 128)
     options = norms(heads, dtype, device) | bias(heads, dtype, device)
-    call = random_call(heads, 7, splits, dtype, device, **options)
+    call = random_call(heads, 5, splits, dtype, device, **options)
     call.qkv[..., 2, :] = torch.nan
     q, *caches = call.run(rope_store)
     alone, *alone_caches = call.of(slice(3, 4)).run(rope_store)
