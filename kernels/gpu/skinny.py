@@ -16,8 +16,13 @@ from triton import cdiv
 
 from pagemesh.kernels.activation import silu_mul
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
-from pagemesh.kernels.gpu.skinny_config import SkinnyConfig, choose_config, choose_gated_config
-from pagemesh.kernels.gpu.skinny_tma import Launch, fits_tma, tma_launch
+from pagemesh.kernels.gpu.skinny_config import (
+    Launch,
+    SkinnyConfig,
+    choose_config,
+    choose_gated_config,
+)
+from pagemesh.kernels.gpu.skinny_tma import fits_tma, tma_launch
 
 
 @triton.jit
@@ -151,19 +156,16 @@ def skinny_gate_up(x: Tensor, w: Tensor, *, config: SkinnyConfig | None = None) 
     return _run(x, w, None, config, gated=True)
 
 
-def compile_skinny(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool = False) -> None:
-    """Compile what a call with such tensors needs, without a launch; they may be on `meta`."""
-    out = _empty_out(x, w, config, gated=gated)
-    kernel, grid, arguments, options = _launch(x, w, None, out, config, gated=gated)
-    kernel.warmup(*arguments, grid=grid, **options)
-
-
 def _run(x: Tensor, w: Tensor, bias: Tensor | None, config: SkinnyConfig, *, gated: bool) -> Tensor:
     out = _empty_out(x, w, config, gated=gated)
     if x.shape[0]:
-        kernel, grid, arguments, options = _launch(x, w, bias, out, config, gated=gated)
-        kernel[grid](*arguments, **options)
+        _launch(x, w, bias, out, config, gated=gated).run()
     return out
+
+
+def skinny_launch(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool = False) -> Launch:
+    """What a call with such tensors launches, to be compiled ahead; they may be on `meta`."""
+    return _launch(x, w, None, _empty_out(x, w, config, gated=gated), config, gated=gated)
 
 
 def _empty_out(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> Tensor:
@@ -197,4 +199,5 @@ def _launch(
         "num_stages": config.stages(rows, x.element_size(), steps),
         "launch_pdl": pdl(),
     }
-    return _skinny_kernel, grid, (x, w, bias, out, rows, n, k, x.stride(0), steps), options
+    arguments = (x, w, bias, out, rows, n, k, x.stride(0), steps)
+    return Launch(_skinny_kernel, grid, arguments, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -51,6 +52,23 @@ class SkinnyConfig:
         scratch = min(4 * self.block_n * block_rows, _MAX_SCRATCH_BYTES)
         budget = _SHARED_BYTES // self.share - _RESERVED_BYTES - scratch
         return max(2, min(budget // stage_bytes, _MAX_STAGES, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel with all it takes."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.options)
+
+    def compile(self) -> None:
+        """Without a launch."""
+        self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
 # One splits for all counts of rows up to 64, so that the bits of a row do not change between them.

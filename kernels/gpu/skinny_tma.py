@@ -7,8 +7,6 @@ finished, and the stream of loads does not run dry between two tiles of a progra
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 import torch
 from torch import Tensor
 from triton import cdiv
@@ -25,10 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
-from pagemesh.kernels.gpu.skinny_config import SkinnyConfig
-
-Launch: TypeAlias = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
-"""A kernel, its grid, its arguments and its options."""
+from pagemesh.kernels.gpu.skinny_config import Launch, SkinnyConfig
 
 _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
@@ -204,12 +199,8 @@ def tma_launch(
         w_tiles = _descriptor(w, shape, strides, [config.block_n // 16, 2, 8, config.block_k])
     else:
         w_tiles = _descriptor(w, w.shape, w.stride(), [config.block_n, config.block_k])
-    return (
-        skinny_tma_kernel,
-        (programs,),
-        (x_tiles, w_tiles, bias, out, rows, n, steps, items),
-        options,
-    )
+    arguments = (x_tiles, w_tiles, bias, out, rows, n, steps, items)
+    return Launch(skinny_tma_kernel, (programs,), arguments, options)
 
 
 def _descriptor(
