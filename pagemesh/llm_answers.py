@@ -40,8 +40,8 @@ class WholeAnswers:
         self._watched: set[int] = set()
 
     def open(self, key: int, *, watched: bool) -> None:
-        self._ids[key] = ids = []
-        self._keep[key] = ids.append
+        self._ids[key] = []
+        self._keep[key] = self._ids[key].append
         if watched:
             self._watched.add(key)
 

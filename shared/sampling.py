@@ -16,7 +16,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     """How one request is sampled. Names, defaults and meaning are vLLM's.
 
     Raises ValueError from the constructor; the text starts with the name of the field at fault.
-    `max_tokens=None` means as much as fits. `top_k` 0 or -1 is off. `seed` is any int64.
+    `max_tokens=None` means as much as fits. `top_k` 0 or -1 is off. `seed` is any int64. Without
+    `detokenize` there are token ids and no text.
     """
 
     n: int = 1
@@ -38,6 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    detokenize: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -61,6 +63,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
                     0 <= count <= MAX_LOGPROBS, name, f"must be between 0 and {MAX_LOGPROBS}", count
                 )
         _require(all(self.stop), "stop", "must not contain an empty string", self.stop)
+        readable = self.detokenize or not self.stop
+        _require(readable, "stop", "is looked for in the text: it needs detokenize", self.stop)
         if self.seed is not None:
             _require(-(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits", self.seed)
 

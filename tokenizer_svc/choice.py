@@ -11,6 +11,7 @@ from pagemesh.shared.engine_messages import Submit
 from pagemesh.shared.messages import TokenLogprob
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import pack_ids
+from pagemesh.tokenizer_svc.decode import NoText
 from pagemesh.tokenizer_svc.stops import StopFilter
 from pagemesh.tokenizer_svc.text_model import TextModel
 
@@ -42,7 +43,11 @@ class Choice:
         self.cached_tokens = 0
         self.fruitless_losses = 0
         self._prompt_logprobs: list[TokenLogprob | None] = [None]
-        self._decoder = text_model.decoder(skip_special_tokens=params.skip_special_tokens)
+        self._decoder = (
+            text_model.decoder(skip_special_tokens=params.skip_special_tokens)
+            if params.detokenize
+            else NoText()
+        )
         self._stops = StopFilter(params.stop, include_stop=params.include_stop_str_in_output)
         eos = () if params.ignore_eos else eos_token_ids
         self._eos = frozenset(eos)
@@ -56,13 +61,15 @@ class Choice:
     def push(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Text that became visible, and how many of the ids count: none once a stop string has
         matched."""
+        n = len(token_ids)
         if self._seeks_stops or not self._stop_ids.isdisjoint(token_ids):
+            if n > 1 and not self._seeks_stops and self._stop_ids.isdisjoint(token_ids[:-1]):
+                return self.push(token_ids[:-1])[0] + self.push(token_ids[-1:])[0], n
             return self._push_watching(token_ids)
         self.generated.extend(token_ids)
-        push = self._decoder.push
-        if len(token_ids) == 1:  # as almost always
-            return push(token_ids[0]), 1
-        return "".join(map(push, token_ids)), len(token_ids)
+        if n == 1:  # as almost always where answers are streamed
+            return self._decoder.push(token_ids[0]), 1
+        return self._decoder.push_many(token_ids), n
 
     def _push_watching(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """`push` where any id may end the choice."""

@@ -7,6 +7,7 @@ change (the tail of a character) is held back.
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
+from collections.abc import Sequence
 from typing import Protocol
 
 from pagemesh.tokenizer_svc.vocabulary import Vocabulary
@@ -20,8 +21,24 @@ class TextDecoder(Protocol):
     def push(self, token_id: int) -> str:
         """The text that became certain with this id."""
 
+    def push_many(self, token_ids: Sequence[int]) -> str:
+        """What pushing each of them would give, joined."""
+
     def flush(self) -> str:
         """What was held back, now that no more ids come. U+FFFD stands for half a character."""
+
+
+class NoText:
+    """For whoever wants token ids only."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def push_many(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
 
 
 def incremental_decoder(vocabulary: Vocabulary, *, skip_special_tokens: bool) -> TextDecoder:
@@ -45,6 +62,13 @@ class ByteStreamDecoder:
     def push(self, token_id: int) -> str:
         text = self._whole_texts[token_id]
         return text if text is not None and not self._holds_half else self._push_bytes(token_id)
+
+    def push_many(self, token_ids: Sequence[int]) -> str:
+        found = map(self._whole_texts.__getitem__, token_ids)
+        texts = [text for text in found if text is not None]
+        if self._holds_half or len(texts) < len(token_ids):
+            return "".join(map(self.push, token_ids))
+        return "".join(texts)
 
     def _push_bytes(self, token_id: int) -> str:
         if self._whole_texts[token_id] == "":
@@ -78,6 +102,17 @@ class WindowDecoder:
             return ""
         self._held.append(token_id)
         return "" if self._is_open(token_id) else self.flush()
+
+    def push_many(self, token_ids: Sequence[int]) -> str:
+        """In one window, up to what the last ids leave open."""
+        held = self._held + [i for i in token_ids if not self._is_silent(i)]
+        n_open = 0
+        while n_open < len(held) and self._is_open(held[-1 - n_open]):
+            n_open += 1
+        self._held = held[: len(held) - n_open]
+        text = self.flush()
+        self._held = held[len(held) - n_open :]
+        return text
 
     def flush(self) -> str:
         if not self._held:

@@ -18,12 +18,15 @@ from pagemesh.bench.workloads import HIGHEST_ID, LATENCY_PRESETS, PRESETS, Workl
 from pagemesh.flags import Parser, add_setting_flags, load_given, normal_argv, refuse_unknown
 from pagemesh.shared.errors import SettingsError
 from pagemesh.shared.settings import Settings
-from pagemesh.shared.settings_sources import setting_fields
 
 if TYPE_CHECKING:
     from pagemesh.bench.report_local import Row
 
 EXIT_FAILED: Final = 1
+_IDS_ONLY: Final = (
+    "Prompts are token ids and so are the answers: no text is made of them (detokenize=False), "
+    "as vLLM and its peers are measured offline."
+)
 _REPEATS: Final = 3
 _COMMANDS: Final = {
     "serve": "load on any OpenAI-style server: throughput, TTFT, TPOT, ITL, goodput",
@@ -49,7 +52,7 @@ def run_bench(argv: Sequence[str]) -> int:
 
 
 def _add_local_flags(command: str, parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("benchmark")
+    group = parser.add_argument_group("benchmark", None if command == "startup" else _IDS_ONLY)
     group.add_argument(
         "--num-iters", type=count, metavar="N", help=f"repeats (default: {_REPEATS})"
     )
@@ -79,21 +82,23 @@ def _serve(given: dict[str, Any]) -> int:
 
 
 def _throughput(given: dict[str, Any]) -> int:
+    from pagemesh.bench.engine import offline_llm
     from pagemesh.bench.offline import OfflineBench, throughput
 
     n_repeats, path = given.pop("num_iters", _REPEATS), given.pop("json", None)
     draws = _draws(given)
-    llm = _llm(given)
+    llm = offline_llm(load_given(given).settings)
     rows = throughput(OfflineBench(llm), draws, n_repeats)
     return _show_rows(rows, llm.card.vocab_tokens, path)
 
 
 def _latency(given: dict[str, Any]) -> int:
+    from pagemesh.bench.engine import offline_llm
     from pagemesh.bench.offline import OfflineBench, latency
 
     n_repeats, path = given.pop("num_iters", _REPEATS), given.pop("json", None)
     names = given.pop("workload", ["W4"])
-    llm = _llm(given)
+    llm = offline_llm(load_given(given).settings)
     rows = latency(OfflineBench(llm), names, n_repeats)
     return _show_rows(rows, llm.card.vocab_tokens, path)
 
@@ -122,19 +127,6 @@ def _draws(given: dict[str, Any]) -> dict[str, Callable[[int], Workload]]:
             key="workload",
         )
     return {"x".join(map(str, sizes)): partial(fixed, *sizes)}
-
-
-def _llm(given: dict[str, Any]) -> Any:
-    """The offline class, with what its keywords do not read (a --config file) read here."""
-    from pagemesh import LLM
-
-    settings = load_given(given).settings
-    return LLM(
-        **{
-            field.key: getattr(getattr(settings, field.section), field.key)
-            for field in setting_fields().values()
-        }
-    )
 
 
 def _show_rows(rows: Iterable[Row], vocab_tokens: int, path: Path | None) -> int:

@@ -196,7 +196,10 @@ def _prefills(bench: OfflineBench, n_repeats: int) -> Iterator[LatencyFigure | S
 
 
 def _params(n_tokens: int, temperature: float) -> SamplingParams:
-    return SamplingParams(max_tokens=n_tokens, temperature=temperature, ignore_eos=True)
+    """Token ids only, as its peers are measured."""
+    return SamplingParams(
+        max_tokens=n_tokens, temperature=temperature, ignore_eos=True, detokenize=False
+    )
 
 
 def _check(outputs: list[RequestOutput], max_tokens: list[int]) -> None:

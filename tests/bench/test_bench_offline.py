@@ -100,7 +100,7 @@ def test_ids_fit_the_vocabulary_and_nothing_ends_early() -> None:
     engine = ScriptedEngine(vocab_tokens=50)
     list(throughput(bench_of(engine), {"mine": lambda repeat: fixed(4, 8, 9, repeat)}, 1))
     assert all(0 <= token_id < 50 for ids in engine.seen for token_id in ids)
-    assert all(params.ignore_eos for params in engine.params)
+    assert all(params.ignore_eos and not params.detokenize for params in engine.params)
 
 
 def test_what_the_model_cannot_hold_is_skipped_and_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from llm_helpers import GREEDY, WARM, MakeLLM, ids_of, state_of
 from tiny_llama import EOS, VOCAB_TOKENS
@@ -106,6 +107,16 @@ def test_stop_string_cuts_the_text_and_frees_the_engine(llm: LLM) -> None:
     with_stop = SamplingParams(**base, include_stop_str_in_output=True)
     assert llm.generate("a page", with_stop)[0].outputs[0].text == cut + stop
     assert state_of(llm) == (0, 0, 0.0)
+
+
+def test_without_detokenizing_there_are_ids_only(llm: LLM) -> None:
+    (text,) = llm.generate("a page", GREEDY)
+    ids_only = msgspec.structs.replace(GREEDY, detokenize=False, logprobs=1)
+    (ids,) = llm.generate("a page", ids_only)
+    assert ids_of([ids]) == ids_of([text])
+    assert (ids.prompt, ids.outputs[0].text) == ("a page", "")
+    assert ids.outputs[0].logprobs is not None
+    assert len(ids.outputs[0].logprobs) == 8
 
 
 def test_stop_token_is_named(llm: LLM) -> None:

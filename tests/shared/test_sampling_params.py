@@ -24,6 +24,11 @@ def test_a_repetition_penalty_that_divides_to_infinity_is_refused(penalty: float
         SamplingParams(repetition_penalty=penalty)
 
 
+def test_a_stop_string_needs_a_text_to_stand_in() -> None:
+    with pytest.raises(ValueError, match=r"^stop is looked for in the text: it needs detokenize"):
+        SamplingParams(stop="a", detokenize=False)
+
+
 def test_the_bounds_themselves_pass() -> None:
     assert SamplingParams(temperature=0.0, repetition_penalty=1e-3).is_greedy
     assert not SamplingParams(temperature=1e3, repetition_penalty=1e3).is_greedy

@@ -62,6 +62,22 @@ def test_pieces_of_any_ids_join_to_the_reference(
     assert "".join(pieces(it, ids, skip=skip)) == it.decode(ids, skip)
 
 
+@any_model
+@many
+@given(data=st.data())
+def test_many_at_once_give_what_each_gives(
+    model: str, data: st.DataObject, request: pytest.FixtureRequest
+) -> None:
+    it: TextModel = request.getfixturevalue(model)
+    some = st.integers(0, it.prepared.vocab_tokens - 1) | st.sampled_from(single_byte_ids(it))
+    parts = data.draw(st.lists(st.lists(some, max_size=12), max_size=4))
+    skip = data.draw(st.booleans())
+    each, many = (it.decoder(skip_special_tokens=skip) for _ in range(2))
+    for ids in parts:
+        assert many.push_many(ids) == "".join(map(each.push, ids))
+    assert many.flush() == each.flush()
+
+
 @pytest.mark.parametrize("model", ["smollm2", "byte_level", "sentencepiece"])
 @many
 @given(data=st.data())
