@@ -31,8 +31,10 @@ from pagemesh.kernels.gpu.row_params import (
 GROUP: Final = 64
 SLICE_GROUPS: Final = 64
 """Groups of a survey's program. The order of its sums follows from this."""
-_CHUNK_GROUPS: Final = 64
-"""Groups that a search holds at once."""
+_NEAR_GROUPS: Final = 128
+"""So few groups a search keeps in registers."""
+_FAR_GROUPS: Final = 256
+"""Of more it reads so many at a time."""
 
 _GROUP = tl.constexpr(GROUP)
 # More probability than asked, so that the rounding of a sum cannot make a cut too high.
@@ -96,9 +98,10 @@ def thresholds(logits: Tensor, rows: SamplingRows, found: Survey) -> Tensor:
             n_slices,
             GROUPS=triton.next_power_of_2(n_groups),
             SLICES=triton.next_power_of_2(n_slices),
-            CHUNK=_CHUNK_GROUPS,
+            NEAR=_NEAR_GROUPS,
+            FAR=_FAR_GROUPS,
             PDL=pdl(),
-            num_warps=8,
+            num_warps=16,
             launch_pdl=pdl(),
         )
     return smallest
@@ -152,7 +155,8 @@ def _survey_kernel(
 def _search_kernel(
     logits, table, slots, maxima, masses, wanted, smallest,
     vocab_tokens, row_stride, n_groups, n_slices,
-    GROUPS: tl.constexpr, SLICES: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, SLICES: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -180,16 +184,19 @@ def _search_kernel(
     floor = top + load_float(own, LOG_MIN_P)
     cut = floor
     total = tl.zeros((), tl.float64)
+    images, lowest = _image(best), _image(tl.full((), -float("inf"), tl.float32)).to(tl.int64)
+    highest = _image(top).to(tl.int64)
     if has_top_k:
         if top_k * _GROUP <= vocab_tokens:
-            cut = tl.maximum(floor, _bisect(best, tl.full((GROUPS,), 1.0, tl.float32), top_k, top))
+            ones = tl.full((GROUPS,), 1.0, tl.float32)
+            kth = _bisect(images, ones, top_k.to(tl.float32), lowest, highest)
+            cut = tl.maximum(floor, _value(kth.to(tl.int32)))
     elif (top_p < 1.0) & (floor == -float("inf")):
         # With another filter, tokens below a cut by top_p might count.
         total = _total_mass(masses + row * n_slices * 2, top, n_slices, SLICES)
-        target = (top_p * total).to(tl.float32) * _SURE
         mass = tl.exp(best - top)
-        if tl.sum(mass, axis=0) >= target:
-            cut = _bisect(best, mass, target, top)
+        sure = (top_p * total).to(tl.float32) * _SURE
+        cut = _value(_bisect(images, mass, sure, lowest, highest).to(tl.int32))
 
     is_wanted = (best >= cut) & (group * _GROUP < vocab_tokens)
     wanted += row * n_groups
@@ -201,16 +208,16 @@ def _search_kernel(
     if has_top_k:
         floor = tl.maximum(floor, _search(
             logits, wanted, n_wanted, vocab_tokens, scale, top, cut,
-            top_k.to(tl.float64), CHUNK, False,
+            top_k.to(tl.float32), NEAR, FAR, False,
         ))  # fmt: skip
     if top_p < 1.0:
         if floor > -float("inf"):
             total, _above, _below = _probe(
-                logits, wanted, n_wanted, vocab_tokens, scale, top, _image(floor), CHUNK, True
+                logits, wanted, n_wanted, vocab_tokens, scale, top, _image(floor), FAR, True
             )
         floor = _search(
             logits, wanted, n_wanted, vocab_tokens, scale, top, tl.maximum(floor, cut),
-            top_p.to(tl.float64) * total, CHUNK, True,
+            top_p.to(tl.float64) * total, NEAR, FAR, True,
         )  # fmt: skip
     tl.store(smallest, floor)
 
@@ -225,40 +232,45 @@ def _total_mass(masses, top, n_slices, SLICES: tl.constexpr):
 
 
 @triton.jit
-def _bisect(values, weights, target, top):
-    """The largest of `values` such that those no smaller weigh at least `target`; -inf if none."""
-    images = _image(values)
-    low = _image(tl.full((), -float("inf"), tl.float32)).to(tl.int64)
-    high = _image(top).to(tl.int64)
+def _bisect(images, weights, target, low, high):
+    """The largest of the images between `low` and `high` such that those no smaller weigh at least
+    `target`; `low` if there is none. `high` must be one of them or more; int64 bounds."""
     while low < high:
         middle = (low + high + 1) >> 1
         inside = images >= middle.to(tl.int32)
-        if tl.sum(tl.where(inside, weights, 0.0), axis=0) >= target:
-            low = tl.min(tl.where(inside, images, 0x7FFFFFFF), axis=0).to(tl.int64)
+        if tl.sum(tl.where(inside, weights, 0.0)) >= target:
+            low = tl.min(tl.where(inside, images, 0x7FFFFFFF)).to(tl.int64)
         else:
-            high = tl.max(tl.where(inside, -0x80000000, images), axis=0).to(tl.int64)
-    return _value(low.to(tl.int32))
+            high = tl.max(tl.where(inside, -0x80000000, images)).to(tl.int64)
+    return low
 
 
 @triton.jit
 def _search(
     logits, wanted, n_wanted, vocab_tokens, scale, top, start, target,
-    CHUNK: tl.constexpr, MASS: tl.constexpr,
+    NEAR: tl.constexpr, FAR: tl.constexpr, MASS: tl.constexpr,
 ):  # fmt: skip
-    """As `_bisect`, among the tokens of the wanted groups; `start` if nothing larger is found.
+    """The largest value of the wanted groups such that the tokens no smaller weigh at least
+    `target`, or `start` if that is larger. Weights are exp(value - top) with MASS, else 1.
 
-    Weights are exp(value - top) with MASS, else 1.
+    Few groups stay in registers, more are read again in every round. Probabilities are added in
+    float64: a long tail of small ones would drown in float32.
     """
     low, high = _image(start).to(tl.int64), _image(top).to(tl.int64)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        weight, above, below = _probe(
-            logits, wanted, n_wanted, vocab_tokens, scale, top, middle.to(tl.int32), CHUNK, MASS
-        )
-        if weight >= target:
-            low = above.to(tl.int64)
-        else:
-            high = below.to(tl.int64)
+    if n_wanted <= NEAR:
+        x = _load_wanted(logits, wanted, 0, n_wanted, vocab_tokens, NEAR) * scale
+        weights = tl.exp(x - top).to(tl.float64) if MASS else tl.full(x.shape, 1.0, tl.float32)
+        low = _bisect(_image(x), weights, target, low, high)
+    else:
+        while low < high:
+            middle = (low + high + 1) >> 1
+            weight, above, below = _probe(
+                logits, wanted, n_wanted, vocab_tokens, scale, top, middle.to(tl.int32), FAR, MASS
+            )
+            if weight >= target:
+                low = above.to(tl.int64)
+            else:
+                high = below.to(tl.int64)
     return _value(low.to(tl.int32))
 
 
@@ -273,22 +285,25 @@ def _probe(
     above, below = tl.full((), 0x7FFFFFFF, tl.int32), tl.full((), -0x80000000, tl.int32)
     first = 0
     while first < n_wanted:
-        place = first + tl.arange(0, CHUNK)
-        group = tl.load(wanted + place, mask=place < n_wanted, other=0)
-        ids = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-        known = (place < n_wanted)[:, None] & (ids < vocab_tokens)
-        x = tl.load(logits + ids, mask=known, other=-float("inf")).to(tl.float32) * scale
+        x = _load_wanted(logits, wanted, first, n_wanted, vocab_tokens, CHUNK) * scale
         image = _image(x)
-        inside = known & (image >= middle)
-        weights = tl.exp(x - top) if MASS else tl.full(x.shape, 1.0, tl.float32)
-        part = tl.where(inside, weights, 0.0).to(tl.float64)
-        weight += tl.sum(tl.sum(part, axis=1), axis=0)
-        smallest = tl.min(tl.where(inside, image, 0x7FFFFFFF), axis=1)
-        largest = tl.max(tl.where(inside, -0x80000000, image), axis=1)
-        above = tl.minimum(above, tl.min(smallest, axis=0))
-        below = tl.maximum(below, tl.max(largest, axis=0))
+        inside = image >= middle
+        of_group = tl.sum(tl.where(inside, tl.exp(x - top) if MASS else 1.0, 0.0), axis=1)
+        weight += tl.sum(of_group.to(tl.float64))
+        above = tl.minimum(above, tl.min(tl.where(inside, image, 0x7FFFFFFF)))
+        below = tl.maximum(below, tl.max(tl.where(inside, -0x80000000, image)))
         first += CHUNK
     return weight, above, below
+
+
+@triton.jit
+def _load_wanted(logits, wanted, first, n_wanted, vocab_tokens, CHUNK: tl.constexpr):
+    """float32[CHUNK, GROUP] logits of the listed groups from the first on; -inf past the end."""
+    place = first + tl.arange(0, CHUNK)
+    group = tl.load(wanted + place, mask=place < n_wanted, other=0)
+    ids = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
+    is_token = (place < n_wanted)[:, None] & (ids < vocab_tokens)
+    return tl.load(logits + ids, mask=is_token, other=-float("inf")).to(tl.float32)
 
 
 @triton.jit
