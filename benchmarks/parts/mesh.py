@@ -59,7 +59,7 @@ async def running_mesh(step_s: float, max_num_seqs: int, trace: Path | None) -> 
         for service in SERVICES:
             supervisor.start(_spec(service, settings, step_s, trace))
         url = f"http://127.0.0.1:{settings.gateway.port}"
-        await first(supervisor.watch(), _until_ready(url))
+        await first(supervisor.watch(), until_ready(url, READY_TIMEOUT_S))
         supervisor.mark_ready()
         yield Mesh(url, service_processes(SERVICES))
 
@@ -95,8 +95,9 @@ def _command(service: str, spec: ChildSpec, trace: Path | None) -> tuple[str, ..
     return spec.command
 
 
-async def _until_ready(url: str) -> None:
-    async with aiohttp.ClientSession() as session, asyncio.timeout(READY_TIMEOUT_S):
+async def until_ready(url: str, timeout_s: float) -> None:
+    """Raises TimeoutError."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(timeout_s):
         while True:
             try:
                 async with session.get(f"{url}/ready") as answer:

@@ -20,7 +20,7 @@ from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import Supervisor, first
 
-BENCHMARKS: Final = Path(__file__).parents[1]
+BENCHMARKS: Final = Path(__file__).resolve().parents[1]
 VALKEY_TIMEOUT_S: Final = 10.0
 POLL_S: Final = 0.05
 _GRACE_S: Final = 10.0

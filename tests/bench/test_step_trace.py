@@ -1,0 +1,93 @@
+"""A profiler's trace, split by decode step, on traces whose times are known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from parts.step_trace import TooShort, annotation_of, split_steps
+
+STEP_US = 1000.0
+LAUNCH_US = 200.0
+
+
+def event(cat: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": duration, "args": args}
+
+
+def traced_step(index: int, *, first_kernel_us: float = 250.0) -> list[dict[str, Any]]:
+    """The host launches a graph of two kernels, which overlap by 50 us, and a copy 50 us later; 550
+    us pass until the next step's first kernel."""
+    at, correlation = index * STEP_US, 10 * index
+    kernels = at + first_kernel_us
+    return [
+        event("user_annotation", annotation_of(100 + index), at, LAUNCH_US),
+        event("cuda_runtime", "cudaGraphLaunch", at + 20, 60, correlation=correlation),
+        event("cuda_runtime", "cudaMemcpyAsync", at + 100, 10, correlation=correlation + 1),
+        event("cpu_op", "aten::copy_", at + 95, 40),
+        event("kernel", "attend", kernels, 200, correlation=correlation),
+        event("kernel", "multiply", kernels + 150, 150, correlation=correlation),
+        event("gpu_memcpy", "Memcpy DtoH", kernels + 350, 50, correlation=correlation + 1),
+    ]
+
+
+def trace(n_steps: int) -> list[dict[str, Any]]:
+    noise = [
+        {"ph": "M", "name": "process_name"},
+        event("gpu_user_annotation", annotation_of(100), 0, 5000),
+    ]
+    return noise + [one for index in range(n_steps) for one in traced_step(index)]
+
+
+def test_busy_is_the_union_and_the_rest_is_gaps() -> None:
+    split = split_steps(trace(10))
+    assert split.steps == 6  # the first three start the window, its first end ends the fourth
+    assert split.wall_ms == pytest.approx(1.0)
+    assert split.kernel_ms == pytest.approx(0.3)
+    assert split.busy_ms == pytest.approx(0.35)
+    assert split.gaps_within_steps_ms == pytest.approx(0.05)
+    assert split.gaps_between_steps_ms == pytest.approx(0.6)
+    assert split.launches == pytest.approx(3.0)
+
+
+def test_each_name_has_its_time_and_count() -> None:
+    split = split_steps(trace(10))
+    kernels = {one.name: (one.per_step, one.us_per_step) for one in split.kernels}
+    assert kernels == {"attend": (1, 200), "multiply": (1, 150), "Memcpy DtoH": (1, 50)}
+    assert split.kernels[0].name == "attend"
+    calls = {one.name: (one.per_step, one.us_per_step) for one in split.host_calls}
+    assert calls == {"cudaGraphLaunch": (1, 60), "cudaMemcpyAsync": (1, 10)}
+    gaps = {one.name: one.us_per_step for one in split.gaps}
+    assert gaps == {
+        "within a step: multiply → Memcpy DtoH": 50,
+        "between steps: Memcpy DtoH → attend": 600,
+    }
+
+
+def test_a_large_gap_knows_what_the_host_did() -> None:
+    gap = split_steps(trace(10)).largest_gaps[0]
+    assert (gap.us, gap.before, gap.after) == (600, "Memcpy DtoH", "attend")
+    assert gap.between_steps
+    assert gap.in_launch_us == LAUNCH_US
+    assert gap.calls == {"cudaGraphLaunch": 60, "aten::copy_": 40, "cudaMemcpyAsync": 10}
+
+
+def test_the_host_may_run_ahead() -> None:
+    """Kernels belong to the step that launched them, however late they run."""
+    events = [one for i in range(10) for one in traced_step(i, first_kernel_us=2500.0)]
+    split = split_steps(events)
+    assert (split.steps, split.wall_ms) == (6, pytest.approx(1.0))
+    assert split.busy_ms == pytest.approx(0.35)
+    assert split.gaps_between_steps_ms == pytest.approx(0.6)
+
+
+def test_a_trace_without_kernels_is_too_short() -> None:
+    host_only = [one for one in trace(10) if one.get("cat") not in ("kernel", "gpu_memcpy")]
+    for events in (host_only, trace(4)):
+        with pytest.raises(TooShort):
+            split_steps(events)
