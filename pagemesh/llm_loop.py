@@ -25,6 +25,7 @@ from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.runner import Runner, StepGap
 
 _OWNER: Final = "llm"
+AUDIT_PERIOD_S: Final = 60.0
 
 Take = Callable[[Tokens], Sequence[int]]
 """Takes what a step brought, and returns the keys of choices that are over with it."""
@@ -49,6 +50,7 @@ class LLMLoop:
             prefix_caching=settings.cache.enable_prefix_caching,
         )
         self._out: deque[Future[Landing]] = deque()
+        self._audited_s = time.monotonic()
 
     @property
     def card(self) -> ModelCard:
@@ -126,5 +128,10 @@ class LLMLoop:
             self._out.clear()
 
     def _audit(self) -> None:
+        """Now and then: of a large pool it takes as long as many steps."""
+        now_s = time.monotonic()
+        if now_s - self._audited_s < AUDIT_PERIOD_S:
+            return
+        self._audited_s = now_s
         for finding in self._engine.audit():
             log.error("audit", finding=finding)
