@@ -118,7 +118,7 @@ def _widen_kernel(
     tl.store(wide + row * wide_stride + ids, x, mask=is_token)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_edits"])
 def _edit_kernel(logits, edits, n_edits, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

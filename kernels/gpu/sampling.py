@@ -177,7 +177,7 @@ def _best_noisy(logits, values, ids, first, scale, key):
     return best, token
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["result_stride"])
 def _reduce_kernel(
     best, best_ids, slots, positions, result, token_ids, n_slices, result_stride, row_tokens,
     SLICES: tl.constexpr, PDL: tl.constexpr,
