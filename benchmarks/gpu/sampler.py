@@ -6,9 +6,9 @@
 
 Logits are bfloat16, as a model leaves them. "peaked" ones fall with the logarithm of a token's
 rank, as in text; "flat" ones are normal, as random weights give them: there top_p keeps most of the
-vocabulary. Launches are timed as replays of a CUDA graph over logits that together exceed the L2
-cache where the rows are many; few rows are found in it, as behind the layer that wrote them. torch runs
-without a graph. The percentage is of the time in which a copy would read the logits once.
+vocabulary. Launches are timed as replays of a CUDA graph, torch's without one. The logits of many
+rows together exceed the L2 cache; those of few are found in it, as behind the layer that wrote
+them. The percentage is of the time in which a copy would read the logits once.
 """
 
 from __future__ import annotations
