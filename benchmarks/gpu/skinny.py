@@ -5,8 +5,8 @@
 
 Every configuration is held against torch's product, then launched over the weights of all layers of
 the model (so that the L2 cache does not help) in one CUDA graph. The fastest are printed as entries
-for the table in kernels/gpu/skinny_config.py: for 1 to 64 rows with the one number of splits that
-is best over all of them. Then all linear layers and the head run in one graph: as the worker would
+for the table in kernels/gpu/skinny_config.py: for 1 to 64 rows with the one order of sums that is
+best over all of them. Then all linear layers and the head run in one graph: as the worker would
 choose, as this sweep would, through cuBLAS, and with the better of the last two for each layer.
 `--compile-only` fills Triton's cache from several processes, as the run itself does first.
 """
@@ -306,35 +306,49 @@ def show(config: SkinnyConfig | None) -> str:
     return f"SkinnyConfig({changed})"
 
 
-def best(times: Times, splits: int | None = None) -> SkinnyConfig | None:
-    """The fastest of our own, of those with so many splits if given."""
-    own = [c for c in times if c is not None and splits in (None, c.splits)]
+Order = tuple[int, bool]
+
+
+def best(times: Times, order: Order | None = None) -> SkinnyConfig:
+    """The fastest of our own, of those with such an order of sums if given."""
+    own = [c for c in times if c is not None and order in (None, c.order)]
     return min(own, key=lambda config: times[config])
 
 
-def best_splits(few: dict[int, Times]) -> int:
+def best_order(few: dict[int, Times]) -> Order:
     """For all of few rows at once, by the sum of their times relative to the fastest."""
-    totals: dict[int, float] = defaultdict(float)
-    for splits in {c.splits for times in few.values() for c in times if c is not None}:
+    totals: dict[Order, float] = defaultdict(float)
+    for order in {c.order for times in few.values() for c in times if c is not None}:
         for times in few.values():
-            totals[splits] += times[best(times, splits)] / times[best(times)]
+            totals[order] += times[best(times, order)] / times[best(times)]
     return min(totals, key=totals.__getitem__)
 
 
 def report(layer: Layer, all_times: dict[int, Times]) -> dict[int, SkinnyConfig | None]:
     """Print what is best at each number of rows; return it."""
-    splits = best_splits({rows: all_times[rows] for rows in FEW_ROWS})
+    few = {rows: all_times[rows] for rows in FEW_ROWS}
+    order = best_order(few)
     chosen: dict[int, SkinnyConfig | None] = {}
     nbytes = layer.n * layer.k * DTYPE.itemsize
     for rows, times in all_times.items():
-        chosen[rows] = best(times, splits if rows in FEW_ROWS else None)
+        chosen[rows] = best(times, order if rows in few else None)
         ranked = sorted((c for c in times if c is not None), key=lambda config: times[config])
-        us, default = times[chosen[rows]], times[own_choice(layer, rows)]
+        us, own_us = times[chosen[rows]], times[own_choice(layer, rows)]
         print(
             f"{layer.name:8}{rows:4} rows: {us:7.2f} us {nbytes / us / 1e3:5.0f} GB/s,"
-            f" cuBLAS {times[None]:7.2f}, own choice {default:7.2f}   {rows}: {show(chosen[rows])},"
+            f" cuBLAS {times[None]:7.2f}, own choice {own_us:7.2f}:"
+            f" {'; '.join(f'{times[c]:.2f} {show(c)}' for c in ranked[:5])}",
+            flush=True,
         )
-        print("      ", "; ".join(f"{times[c]:.2f} {show(c)}" for c in ranked[:4]), flush=True)
+    # The entries of the table: one for 1 and 8 rows, nothing where cuBLAS is better with many.
+    chosen[1] = chosen[8] = best({c: all_times[1][c] + all_times[8][c] for c in few[1]}, order)
+    for rows in MORE_ROWS:
+        chosen[rows] = min(all_times[rows], key=lambda config: all_times[rows][config])
+    entries = {16: chosen[8]} | {rows: chosen[rows] for rows in (*FEW_ROWS[2:], *MORE_ROWS)}
+    print(f"    ({layer.n}, {layer.k}): {{  # {layer.name}")
+    for most_rows, config in entries.items():
+        print(f"        {most_rows}: {show(config)},")
+    print("    },", flush=True)
     return chosen
 
 

@@ -135,8 +135,8 @@ def skinny_linear(
     and takes no bias. Without a config the best is chosen among those that do not split.
     """
     if config is None:
-        sms = multiprocessors()
-        config = choose_config(x.shape[0], *w.shape, x.dtype, sms, max_splits=1)
+        n, k = w.shape
+        config = choose_config(x.shape[0], n, k, x.dtype, multiprocessors(), max_splits=1)
     if config is None:
         return linear(x, w, bias)
     if bias is not None and config.splits > 1:

@@ -17,11 +17,11 @@ _MAX_STAGES = 12
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """The bits of a result depend on `splits`, and on whether `block_n` is under 64 (another matrix
-    instruction); nothing else here changes the order of a sum."""
+    """Fields that are not in `order` change the speed of a layer and not its bits."""
 
     block_n: int = 64
-    """Rows of w to a tile; half of them gate and half up in a gated layer."""
+    """Rows of w to a tile, half of them gate and half up in a gated layer. Under 64 it is another
+    matrix instruction, with an order of its own."""
     block_k: int = 128
     splits: int = 1
     """Parts of K, each summed by another program."""
@@ -37,6 +37,11 @@ class SkinnyConfig:
     """With `tma`, programs to a multiprocessor, at most: each goes on to another tile."""
     prefetch: int = 4
     """Without `tma`, steps of block_k brought into L2 while the kernel in front runs."""
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """Of the sums: equal for configurations that give the same bits."""
+        return self.splits, self.block_n >= 64
 
     def rows_tile(self, rows: int) -> int:
         return min(max(16, 1 << (rows - 1).bit_length()), self.block_rows)
@@ -71,8 +76,15 @@ class Launch:
         self.kernel.warmup(*self.arguments, grid=self.grid, **self.options)
 
 
-# One splits for all counts of rows up to 64, so that the bits of a row do not change between them.
-_MAX_ROWS = 64
+Table = dict[tuple[int, int], dict[int, SkinnyConfig | None]]
+"""By (rows of w, K), then by the most rows of x that an entry serves; None: cuBLAS is better."""
+
+# Measured by benchmarks/gpu/skinny.py on an H200. One number of splits for all entries up to 64
+# rows: the bits of a row are the same for each of these counts, and change at 65 and 129.
+_TUNED: Table = {}
+_TUNED_GATED: Table = {}
+_TUNED_SMS = 132
+_MAX_UNTUNED_ROWS = 64
 
 
 def choose_config(
@@ -82,18 +94,37 @@ def choose_config(
 
     The bits of a row are the same for 1 to 64 rows.
     """
-    if dtype.itemsize != 2 or not 0 < rows <= _MAX_ROWS:
+    if dtype.itemsize != 2 or rows == 0:
         return None
-    tiles = -(-n // 64)
-    splits = 1
-    while splits * 2 <= max_splits and 10 * tiles * splits < 9 * sms and k >= 512 * splits:
-        splits *= 2
-    block_k = 128 if k % (128 * splits) == 0 else 64
-    return SkinnyConfig(block_k=block_k, splits=splits)
+    table = _TUNED.get((n, k), {})
+    if sms == _TUNED_SMS and all(c is None or c.splits <= max_splits for c in table.values()):
+        for most_rows, config in table.items():
+            if rows <= most_rows:
+                return config
+    return _untuned(rows, n, k, sms, max_splits)
 
 
 def choose_gated_config(
     rows: int, inner: int, k: int, dtype: torch.dtype, sms: int
 ) -> SkinnyConfig | None:
     """The same for silu(x @ gate^T) * (x @ up^T), w [2 * inner, k]: never split."""
-    return choose_config(rows, 2 * inner, k, dtype, sms, max_splits=1)
+    if dtype.itemsize != 2 or rows == 0:
+        return None
+    if sms == _TUNED_SMS:
+        for most_rows, config in _TUNED_GATED.get((2 * inner, k), {}).items():
+            if rows <= most_rows:
+                return config
+    return _untuned(rows, 2 * inner, k, sms, max_splits=1)
+
+
+def _untuned(rows: int, n: int, k: int, sms: int, max_splits: int) -> SkinnyConfig | None:
+    """Splits that give most multiprocessors a tile; with more rows tiles that read x less often."""
+    if rows > _MAX_UNTUNED_ROWS:
+        return None
+    tiles = -(-n // 64)
+    splits = 1
+    while splits * 2 <= max_splits and 10 * tiles * splits < 9 * sms and k >= 512 * splits:
+        splits *= 2
+    if rows > 16 and tiles * splits >= 2 * sms:
+        return SkinnyConfig(block_n=128, block_k=64, splits=splits)
+    return SkinnyConfig(block_k=128 if k % (128 * splits) == 0 else 64, splits=splits)

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from pagemesh.kernels.activation import silu_mul
 from pagemesh.kernels.gpu.skinny import skinny_gate_up, skinny_linear
 from pagemesh.kernels.gpu.skinny_config import SkinnyConfig, choose_config, choose_gated_config
+from pagemesh.kernels.linear import join_splits
 
 ON_CARD = torch.cuda.is_available()
 SMALL = SkinnyConfig(block_n=16, block_k=32)
@@ -42,9 +43,9 @@ def test_products_equal_torchs(
     if splits > 1:
         assert out.shape == (splits, rows, n)
         assert out.dtype == torch.float32
-        out = out.sum(0).to(dtype)
-    assert out.dtype == dtype
-    assert_close(out, linear(x, w))
+    else:
+        assert out.dtype == dtype
+    assert_close(join_splits(out, dtype), linear(x, w))
 
 
 def test_bias_is_added_where_sums_are_whole(dtype: torch.dtype, device: str) -> None:
@@ -85,13 +86,21 @@ def test_a_row_does_not_see_the_others(dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [*LARGE, (576, 576), (128256, 4096), (28672, 4096)], ids=str)
-def test_one_choice_serves_1_to_64_rows(n: int, k: int) -> None:
-    choices = {choose_config(rows, n, k, torch.bfloat16, 132) for rows in range(1, 65)}
-    assert len(choices) == 1
-    (config,) = choices
-    assert config is not None
-    assert config.splits * config.block_k <= k
+def test_one_order_of_sums_serves_1_to_64_rows(n: int, k: int) -> None:
+    choices = [choose_config(rows, n, k, torch.bfloat16, 132) for rows in range(1, 65)]
+    choices += [choose_gated_config(rows, n // 2, k, torch.bfloat16, 132) for rows in range(1, 65)]
+    orders = [config.order for config in choices if config is not None]
+    assert len(orders) == 128
+    assert len(set(orders[:64])) == 1
+    assert len(set(orders[64:])) == 1
     assert choose_config(1, n, k, torch.float32, 132) is None
+
+
+@pytest.mark.parametrize("max_splits", [1, 2])
+def test_splits_are_bounded(max_splits: int) -> None:
+    config = choose_config(64, 1024, 3072, torch.bfloat16, 132, max_splits=max_splits)
+    assert config is not None
+    assert config.splits == max_splits
 
 
 def test_gated_layers_are_never_split() -> None:
@@ -116,7 +125,7 @@ def test_both_ways_to_load_give_the_same_bits(
     plain = replace(config, tma=False)
     out = skinny_linear(x, w, bias, config=config)
     assert torch.equal(out, skinny_linear(x, w, bias, config=plain))
-    assert_close(out if splits == 1 else out.sum(0).to(x.dtype), linear(x, w, bias))
+    assert_close(join_splits(out, x.dtype), linear(x, w, bias))
     if splits == 1:
         gated = skinny_gate_up(x, w, config=config)
         assert torch.equal(gated, skinny_gate_up(x, w, config=plain))
@@ -132,11 +141,12 @@ def test_bits_do_not_depend_on_the_number_of_rows(n: int, k: int, device: str) -
     config = choose_config(64, n, k, x.dtype, sms)
     assert config is not None
     whole = skinny_linear(x, w, config=config)
-    added = whole.sum(0).to(x.dtype) if config.splits > 1 else whole
-    assert_close(added, linear(x, w))
+    assert_close(join_splits(whole, x.dtype), linear(x, w))
     for rows in (1, 3, 16, 17, 33):
-        part = skinny_linear(x[:rows], w, config=config)
-        assert torch.equal(part, whole[..., :rows, :])
+        own_choice = choose_config(rows, n, k, x.dtype, sms)
+        for choice in (config, own_choice):
+            part = skinny_linear(x[:rows], w, config=choice)
+            assert torch.equal(part, whole[..., :rows, :])
 
 
 @pytest.mark.gpu
