@@ -22,7 +22,10 @@ from pagemesh.kernels.gpu.skinny_config import (
     choose_config,
     choose_gated_config,
 )
-from pagemesh.kernels.gpu.skinny_tma import fits_tma, tma_launch
+from pagemesh.kernels.gpu.skinny_tma import fits_tma, is_hopper, tma_launch
+
+# Where a program may have less shared memory than on the card that the configurations are for.
+_STAGES_ELSEWHERE = 3
 
 
 @triton.jit
@@ -178,7 +181,7 @@ def _empty_out(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> Te
 def _launch(
     x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, config: SkinnyConfig, *, gated: bool
 ) -> Launch:
-    if pdl() and fits_tma(x, w, config, gated=gated):
+    if fits_tma(x, w, config, gated=gated):
         return tma_launch(x, w, bias, out, config, gated=gated)
     rows, k = x.shape
     n = out.shape[-1]
@@ -186,6 +189,7 @@ def _launch(
     features = config.block_n // 2 if gated else config.block_n
     grid = (cdiv(rows, block_r), config.splits, cdiv(n, features))
     steps = config.steps(k)
+    stages = config.stages(rows, x.element_size(), steps)
     options = {
         "BLOCK_R": block_r,
         "BLOCK_N": config.block_n,
@@ -196,7 +200,7 @@ def _launch(
         "PREFETCH": config.prefetch if pdl() else 0,
         "PDL": pdl(),
         "num_warps": config.warps,
-        "num_stages": config.stages(rows, x.element_size(), steps),
+        "num_stages": stages if is_hopper() else min(stages, _STAGES_ELSEWHERE),
         "launch_pdl": pdl(),
     }
     arguments = (x, w, bias, out, rows, n, k, x.stride(0), steps)

@@ -7,6 +7,8 @@ finished, and the stream of loads does not run dry between two tiles of a progra
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from triton import cdiv
@@ -160,6 +162,13 @@ def skinny_tma_kernel(
             _store(result.to(dtype), y, rows, n, row_tile, split, tile)
 
 
+@cache
+def is_hopper() -> bool:
+    """Whether the current device has this accelerator and matrix instruction; later ones have
+    another instruction."""
+    return pdl() and torch.cuda.get_device_capability()[0] == 9
+
+
 def fits_tma(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> bool:
     """Whether the layer can go this way: 16-bit types, rows that start at multiples of 16 bytes,
     tiles that fill the matrix instruction."""
@@ -168,7 +177,8 @@ def fits_tma(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> bool
         t.data_ptr() % 16 == 0 and t.stride(0) % 8 == 0 and t.stride(1) == 1 for t in (x, w)
     )
     fills = config.block_n % (16 * config.warps) == 0
-    return config.tma and x.dtype in _GLUON_TYPES and whole and aligned and fills
+    suits = whole and aligned and fills and x.dtype in _GLUON_TYPES
+    return config.tma and is_hopper() and suits
 
 
 def tma_launch(
