@@ -25,15 +25,27 @@ _MIN_ROWS: Final = 16
 # Bounds of DecodeConfig.max_chunks.
 _FEWEST_CHUNKS: Final = 8
 _MOST_CHUNKS: Final = 64
+# By the padded head dimension and an element's bytes: tile_tokens and programs_per_sm. A tile of K
+# is 8 to 16 KiB, and 227 KiB of shared memory hold the buffers of all programs.
+_TUNED: Final = {
+    (64, 2): (64, 5),
+    (128, 2): (64, 3),
+    (256, 2): (32, 3),
+    (64, 4): (32, 4),
+    (128, 4): (32, 3),
+    (256, 4): (16, 2),
+}
 
 
 def choose_config(heads: Heads, dtype: torch.dtype, n_multiprocessors: int) -> DecodeConfig:
-    """The tuned configuration of a layer. A tile of K is about 16 KiB; a lone long row is cut into
-    about two pairs of chunk and KV head for each multiprocessor."""
-    row_bytes = triton.next_power_of_2(heads.head_dim) * dtype.itemsize
+    """The tuned configuration of a layer. A lone long row is cut into about two pairs of chunk and
+    KV head for each multiprocessor."""
+    padded = max(64, triton.next_power_of_2(heads.head_dim))
+    tile_tokens, programs_per_sm = _TUNED[padded, dtype.itemsize]
     max_chunks = -(-2 * n_multiprocessors // heads.n_kv_heads)
     return DecodeConfig(
-        tile_tokens=min(64, max(16, 16384 // row_bytes)),
+        tile_tokens=tile_tokens,
+        programs_per_sm=programs_per_sm,
         max_chunks=min(_MOST_CHUNKS, max(_FEWEST_CHUNKS, max_chunks)),
     )
 
@@ -92,6 +104,7 @@ def decode_attention(
         G=triton.next_power_of_2(heads.group),
         D=triton.next_power_of_2(head_dim),
         TILE=config.tile_tokens,
+        COLUMNS=triton.next_power_of_2(config.max_chunks),
         PDL=pdl(),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -130,10 +143,11 @@ def _decode_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`scale` includes log2(e): weights are powers of two. M, G: GROUP padded for the matrix
-    product and for the rest; D: HEAD_DIM padded."""
+    product and for the rest; D: HEAD_DIM padded; COLUMNS: the most chunks of a row, padded."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -193,6 +207,8 @@ def _decode_kernel(
                     HEAD_DIM,
                     G,
                     D,
+                    COLUMNS,
+                    max(2, 16 // G),
                 )
                 _store(result, whole, out_head_stride, GROUP, HEAD_DIM, G, D)
         pair, row, start, stop, which = next_pair, next_row, next_start, next_stop, next_which
@@ -268,35 +284,40 @@ def _combine(
     HEAD_DIM: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
-    AT_ONCE: tl.constexpr = 4,
+    MAX_CHUNKS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
-    """The result [G, D] of a row's chunks, read past the first-level cache."""
+    """The result [G, D] of a row's chunks, of which AT_ONCE sums are read at a time."""
     g, d = tl.arange(0, G), tl.arange(0, D)
-    wide = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    every = tl.arange(0, MAX_CHUNKS)
+    peaks_of_all = _per_head(peaks, every, n_chunks, float("-inf"), GROUP, G)
+    weights = _per_head(peaks + peaks_stride, every, n_chunks, 0.0, GROUP, G)
+    # Padding has no peak.
+    highest = tl.where(g < GROUP, tl.max(peaks_of_all, 0), 0.0)
+    weight = tl.sum(weights * tl.exp2(peaks_of_all - highest[None, :]), 0)
     acc = tl.zeros([G, D], tl.float32)
-    peak = tl.full([G], float("-inf"), tl.float32)
-    weight = tl.zeros([G], tl.float32)
-    for first in range(0, n_chunks, AT_ONCE):
+    for first in tl.range(0, n_chunks, AT_ONCE, num_stages=3):
         chunk = first + tl.arange(0, AT_ONCE)
-        there = (chunk < n_chunks)[:, None] & (g < GROUP)[None, :]
-        place = chunk[:, None] * GROUP + g[None, :]
-        m = tl.load(peaks + place, mask=there, other=float("-inf"), cache_modifier=".cg")
-        w = tl.load(peaks + peaks_stride + place, mask=there, other=0.0, cache_modifier=".cg")
-        a = tl.load(
-            sums + place[:, :, None] * HEAD_DIM + d[None, None, :],
-            mask=there[:, :, None] & wide[None, :, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        higher = tl.maximum(peak, tl.max(m, 0))
-        # Rows of padding have no peak.
-        higher = tl.where(g < GROUP, higher, 0.0)
-        share = tl.exp2(m - higher[None, :])
-        decay = tl.exp2(peak - higher)
-        acc = acc * decay[:, None] + tl.sum(a * share[:, :, None], 0)
-        weight = weight * decay + tl.sum(w * share, 0)
-        peak = higher
+        peak = _per_head(peaks, chunk, n_chunks, float("-inf"), GROUP, G)
+        share = tl.exp2(peak - highest[None, :])
+        place = (chunk[:, None] * GROUP + g[None, :])[:, :, None] * HEAD_DIM + d[None, None, :]
+        there = (chunk < n_chunks)[:, None, None] & (g < GROUP)[None, :, None]
+        there &= (d < HEAD_DIM)[None, None, :]
+        partial = tl.load(sums + place, mask=there, other=0.0, cache_modifier=".cg")
+        acc += tl.sum(partial * share[:, :, None], 0)
     return acc / tl.where(g < GROUP, weight, 1.0)[:, None]
+
+
+@triton.jit
+def _per_head(values, chunk, n_chunks, other, GROUP: tl.constexpr, G: tl.constexpr):
+    """[chunks, G] of float32[n_chunks, GROUP], and `other` where there is none."""
+    g = tl.arange(0, G)
+    return tl.load(
+        values + chunk[:, None] * GROUP + g[None, :],
+        mask=(chunk < n_chunks)[:, None] & (g < GROUP)[None, :],
+        other=other,
+        cache_modifier=".cg",
+    )
 
 
 @triton.jit
