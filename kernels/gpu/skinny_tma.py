@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from triton import cdiv
+from triton import cdiv, knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -166,7 +166,9 @@ def skinny_tma_kernel(
 def is_hopper() -> bool:
     """Whether the current device has this accelerator and matrix instruction; later ones have
     another instruction."""
-    return pdl() and torch.cuda.get_device_capability()[0] == 9
+    if knobs.runtime.interpret or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability()[0] == 9
 
 
 def fits_tma(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> bool:
