@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
-from pagemesh.bench.engine import offline_llm
-from pagemesh.bench.offline import OfflineBench
+from pagemesh.bench.engine import computes_on_gpu, offline_llm
+from pagemesh.bench.offline import OfflineBench, warmups
 from pagemesh.bench.workloads import fixed
 from pagemesh.shared.settings import Settings
 from pagemesh.worker_svc.build import build_runner
@@ -30,7 +30,9 @@ def profile_offline(
         return traced[0]
 
     with patch("pagemesh.llm_loop.build_runner", build):
-        bench = OfflineBench(offline_llm(settings), show=False)
+        bench = OfflineBench(
+            offline_llm(settings), warmups=warmups(gpu=computes_on_gpu(settings)), show=False
+        )
     for index, task in enumerate(tasks):
         traced[0].begin(task)
         n_tokens = task.steps + _SPARE_TOKENS

@@ -20,6 +20,7 @@ from pagemesh.shared.errors import SettingsError
 from pagemesh.shared.settings import Settings
 
 if TYPE_CHECKING:
+    from pagemesh.bench.offline import OfflineBench
     from pagemesh.bench.report_local import Row
 
 EXIT_FAILED: Final = 1
@@ -82,25 +83,42 @@ def _serve(given: dict[str, Any]) -> int:
 
 
 def _throughput(given: dict[str, Any]) -> int:
-    from pagemesh.bench.engine import offline_llm
-    from pagemesh.bench.offline import OfflineBench, throughput
+    from pagemesh.bench.offline import throughput
 
     n_repeats, path = given.pop("num_iters", _REPEATS), given.pop("json", None)
     draws = _draws(given)
-    llm = offline_llm(load_given(given).settings)
-    rows = throughput(OfflineBench(llm), draws, n_repeats)
-    return _show_rows(rows, llm.card.vocab_tokens, path)
+    return _offline(given, lambda bench: throughput(bench, draws, n_repeats), path)
 
 
 def _latency(given: dict[str, Any]) -> int:
-    from pagemesh.bench.engine import offline_llm
-    from pagemesh.bench.offline import OfflineBench, latency
+    from pagemesh.bench.offline import latency
 
     n_repeats, path = given.pop("num_iters", _REPEATS), given.pop("json", None)
     names = given.pop("workload", ["W4"])
-    llm = offline_llm(load_given(given).settings)
-    rows = latency(OfflineBench(llm), names, n_repeats)
-    return _show_rows(rows, llm.card.vocab_tokens, path)
+    return _offline(given, lambda bench: latency(bench, names, n_repeats), path)
+
+
+def _offline(
+    given: dict[str, Any], measure: Callable[[OfflineBench], Iterable[Row]], path: Path | None
+) -> int:
+    """Each row is shown as soon as it is measured."""
+    from pagemesh.bench.engine import computes_on_gpu, engine_settings, offline_llm
+    from pagemesh.bench.environment import environment, sampled_card
+    from pagemesh.bench.offline import OfflineBench, warmups
+    from pagemesh.bench.report_local import row_line, sampled_rows
+
+    settings = load_given(given).settings
+    llm, gpu = offline_llm(settings), computes_on_gpu(settings)
+    notes, shown = _notes(llm.card.vocab_tokens), []
+    print("\n".join(notes))
+    bench = OfflineBench(llm, warmups=warmups(gpu=gpu))
+    with sampled_card(on=gpu) as card:
+        for row, figures in sampled_rows(measure(bench), card):
+            print(row_line(row), flush=True)
+            shown.append(figures)
+    where = {"settings": engine_settings(settings), "environment": environment()}
+    _write_json(path, {"notes": notes, "rows": shown, **where})
+    return 0
 
 
 def _startup(given: dict[str, Any]) -> int:
@@ -127,20 +145,6 @@ def _draws(given: dict[str, Any]) -> dict[str, Callable[[int], Workload]]:
             key="workload",
         )
     return {"x".join(map(str, sizes)): partial(fixed, *sizes)}
-
-
-def _show_rows(rows: Iterable[Row], vocab_tokens: int, path: Path | None) -> int:
-    """Each row as soon as it is measured."""
-    from pagemesh.bench.report_local import row_json, row_line
-
-    notes = _notes(vocab_tokens)
-    print("\n".join(notes))
-    shown = []
-    for row in rows:
-        print(row_line(row), flush=True)
-        shown.append(row_json(row))
-    _write_json(path, {"notes": notes, "rows": shown})
-    return 0
 
 
 def _notes(vocab_tokens: int) -> list[str]:

@@ -6,7 +6,7 @@ Every repeat has prompts of its own, so no repeat finds the last one's blocks in
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final, Protocol
@@ -24,7 +24,10 @@ from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.sampling import SamplingParams
 
 _STEP_TOKENS: Final = 128
-_WARMUP_SHAPES: Final = ((1, 64, 8), (8, 100, 16))
+# Requests, prompt tokens and output tokens. A GPU has more to set up: kernels by shape, clocks.
+_CPU_WARMUP: Final = ((1, 64, 8), (8, 100, 16))
+_GPU_WARMUP: Final = (*_CPU_WARMUP, (64, 512, 32), (256, 200, 32))
+_SAMPLED: Final = 0.6
 _MS: Final = 1e3
 
 
@@ -87,19 +90,29 @@ class Skipped:
 
 
 class OfflineBench:
-    """Times workloads on one engine. `now_s` is any clock in seconds."""
+    """Times workloads on one engine, which runs `warmups` first; those that the model cannot hold
+    are left out. `now_s` is any clock in seconds."""
 
     def __init__(
-        self, llm: Generator, now_s: Callable[[], float] = time.perf_counter, *, show: bool = True
+        self,
+        llm: Generator,
+        now_s: Callable[[], float] = time.perf_counter,
+        *,
+        warmups: Iterable[Workload] = (),
+        show: bool = True,
     ) -> None:
         self._llm = llm
         self._now_s = now_s
         self._show = show
-        for shape in _WARMUP_SHAPES:
-            self._seconds(fixed(*shape, salt="warm"), show=False)
+        for workload in warmups:
+            if self.does_not_fit(workload) is None:
+                self._seconds(workload, show=False)
 
     def seconds(self, workload: Workload) -> float:
-        """How long the workload takes. Raises WrongAnswer when an answer is not complete."""
+        """How long the workload takes, with what it wants cached computed before. Raises
+        WrongAnswer when an answer is not complete."""
+        if workload.cached:
+            self._seconds(Workload([[*workload.cached, 1]], [1]), show=False)
         return self._seconds(workload, show=self._show)
 
     def does_not_fit(self, workload: Workload) -> str | None:
@@ -117,6 +130,14 @@ class OfflineBench:
         elapsed_s = self._now_s() - started_s
         _check(outputs, workload.max_tokens)
         return elapsed_s
+
+
+def warmups(*, gpu: bool) -> Iterator[Workload]:
+    """Several sizes of batches and prompts, none of which a workload has; on a GPU greedy and
+    sampled, which are different kernels there."""
+    for temperature in (0.0, _SAMPLED) if gpu else (0.0,):
+        for shape in _GPU_WARMUP if gpu else _CPU_WARMUP:
+            yield fixed(*shape, salt=f"warm{temperature}", temperature=temperature)
 
 
 def throughput(

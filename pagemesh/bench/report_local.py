@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from statistics import median
 from typing import Any, Final
 
+from pagemesh.bench.environment import CardSamples
 from pagemesh.bench.memory import MemoryUse
 from pagemesh.bench.offline import LatencyFigure, Skipped, ThroughputRun
 from pagemesh.bench.startup import StartupRun
@@ -36,6 +38,16 @@ def row_line(row: Row) -> str:
             return f"{row.workload:<12} {row.figure:<16} {row.median_ms:9.2f} ms  ({values})"
         case Skipped():
             return f"{row.workload:<12} skipped: {row.reason}"
+
+
+def sampled_rows(rows: Iterable[Row], card: CardSamples) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each row, which is measured while it is waited for, and its JSON with what the card did
+    meanwhile (null: nobody looked)."""
+    since_s = time.monotonic()
+    for row in rows:
+        now_s = time.monotonic()
+        yield row, row_json(row) | {"gpu": card.between(since_s, now_s)}
+        since_s = time.monotonic()
 
 
 def row_json(row: Row) -> dict[str, Any]:

@@ -18,11 +18,13 @@ _W1_HIGHEST_ID: Final = 10_000
 
 
 class Workload(NamedTuple):
-    """Prompts of token ids and, for each, how many tokens to generate."""
+    """Prompts of token ids and, for each, how many tokens to generate. `cached` ids begin prompts
+    and are to be in the prefix cache before."""
 
     prompts: list[list[int]]
     max_tokens: list[int]
     temperature: float = 0.0
+    cached: tuple[int, ...] = ()
 
     @property
     def input_tokens(self) -> int:
@@ -39,7 +41,10 @@ class Workload(NamedTuple):
 
     def within(self, vocab_tokens: int) -> Workload:
         """The same workload with its ids modulo `vocab_tokens`."""
-        return self._replace(prompts=[[i % vocab_tokens for i in ids] for ids in self.prompts])
+        return self._replace(
+            prompts=[[i % vocab_tokens for i in ids] for ids in self.prompts],
+            cached=tuple(i % vocab_tokens for i in self.cached),
+        )
 
 
 def varied(repeat: int = 0, temperature: float = 0.6) -> Workload:
@@ -73,12 +78,15 @@ def shared_prefix(
     unique_len: int = 128,
     output_len: int = 64,
     repeat: int = 0,
+    *,
+    salt: str = "prefix",
+    cached: bool = False,
 ) -> Workload:
-    """Requests that begin with the same tokens."""
-    draw = random.Random(f"prefix-{repeat}")
+    """Requests that begin with the same tokens, `cached` before or computed by the first."""
+    draw = random.Random(f"{salt}-{repeat}")
     prefix = _ids(draw, prefix_len)
     prompts = [prefix + _ids(draw, unique_len) for _ in range(n_requests)]
-    return Workload(prompts, [output_len] * n_requests)
+    return Workload(prompts, [output_len] * n_requests, cached=tuple(prefix) if cached else ())
 
 
 PRESETS: Final[Mapping[str, Callable[[int], Workload]]] = {
@@ -89,6 +97,9 @@ PRESETS: Final[Mapping[str, Callable[[int], Workload]]] = {
     "W4": lambda repeat: fixed(1, 128, 256, repeat),
     "W5": lambda repeat: fixed(32, 128, 256, repeat),
     "PREFIX": lambda repeat: shared_prefix(repeat=repeat),
+    # Ids that "PREFIX" has left in no cache.
+    "PREFIX-warm": lambda repeat: shared_prefix(repeat=repeat, salt="warm-prefix", cached=True),
+    "PREFIX-none": lambda repeat: fixed(200, 2176, 64, repeat, salt="noshare"),
 }
 
 

@@ -152,6 +152,7 @@ def test_both_commands_with_a_real_model(
     assert row == {
         "workload": "W4",
         "skipped": f"384 tokens are over the model's limit of {MAX_TOKENS}",
+        "gpu": None,
     }
     out = capsys.readouterr().out
     assert note in out
