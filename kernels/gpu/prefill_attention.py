@@ -37,10 +37,10 @@ class PrefillConfig:
     num_stages: int
 
 
-# By padded head dim, for two-byte elements; tuned on an H200.
+# By padded head dim, for two-byte elements.
 _HALF_CONFIGS: Final = {
     64: PrefillConfig(128, 64, 8, 3),
-    128: PrefillConfig(128, 64, 8, 3),
+    128: PrefillConfig(128, 128, 8, 2),
     256: PrefillConfig(128, 64, 8, 2),
 }
 _FLOAT_CONFIG: Final = PrefillConfig(32, 32, 4, 1)
@@ -116,7 +116,7 @@ def prefill_attention(
 
 
 def _padded(head_dim: int) -> int:
-    return triton.next_power_of_2(head_dim)
+    return int(triton.next_power_of_2(head_dim))
 
 
 @triton.jit(do_not_specialize=["n_tokens", "n_rows", "n_decode", "table_stride", "window"])
@@ -170,24 +170,58 @@ def _prefill_attention(
     columns = ((head * GROUP + query % GROUP) * HEAD_DIM)[:, None] + dim[None, :]
     queries = tl.load(q + token.to(tl.int64)[:, None] * q_stride + columns, exists, other=0.0)
 
-    position = token + (seq_len - row_end)
-    first = first_token + (seq_len - row_end)
-    end = tl.maximum(tl.minimum(first + BLOCK_TOKENS, seq_len), 0)
-    # Tiles [full_begin, full_end) are seen by every query of the block, the others only in part.
+    past = seq_len - row_end
+    total, weight = _attend(
+        queries,
+        token + past,
+        first_token + past,
+        tl.maximum(tl.minimum(first_token + past + BLOCK_TOKENS, seq_len), 0),
+        k_cache + head * (PAGE * HEAD_DIM),
+        v_cache + head * (PAGE * HEAD_DIM),
+        block_tables + row.to(tl.int64) * table_stride,
+        block_stride,
+        log2_scale,
+        window,
+        HEAD_DIM,
+        PAGE,
+        HAS_WINDOW,
+        TILE,
+    )
+    # Padding has seen nothing.
+    mixed = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
+    mixed = mixed.to(out.dtype.element_ty)
+    tl.store(out + token.to(tl.int64)[:, None] * out_stride + columns, mixed, exists)
+
+
+@triton.jit
+def _attend(
+    queries,
+    position,
+    first,
+    end,
+    k_head,
+    v_head,
+    table,
+    block_stride,
+    log2_scale,
+    window,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Of queries [BLOCK_ROWS, PADDED_DIM], at positions from `first` to before `end`: the values
+    weighted by exp2(score - best), best being a query's largest score, and the sums of weights.
+    Scores include log2(e)."""
+    dim = tl.arange(0, queries.shape[1])
+    best = tl.full([queries.shape[0]], _LOWEST, tl.float32)
+    weight = tl.zeros([queries.shape[0]], tl.float32)
+    total = tl.zeros(queries.shape, tl.float32)
     begin = 0
-    full_begin = 0
-    full_end = (first + 1) // TILE * TILE
     if HAS_WINDOW:
         begin = tl.maximum(first - window + 1, 0) // TILE * TILE
-        full_begin = end - window
-
-    table = block_tables + row.to(tl.int64) * table_stride
-    k_head = k_cache + head * (PAGE * HEAD_DIM)
-    v_head = v_cache + head * (PAGE * HEAD_DIM)
-    # Relative to the largest score so far (times log2(e)): sums of weights and weighted values.
-    best = tl.full([BLOCK_ROWS], _LOWEST, tl.float32)
-    weight = tl.zeros([BLOCK_ROWS], tl.float32)
-    total = tl.zeros([BLOCK_ROWS, PADDED_DIM], tl.float32)
+    # One loop for tiles that all queries see and those that only some do: with two, ptxas finds
+    # no registers for `total` that it need not move, and waits for every single matrix product.
     for start in range(begin, end, TILE):
         key = start + tl.arange(0, TILE)
         places = _places(table, start, end, block_stride, HEAD_DIM, PAGE, TILE)
@@ -195,14 +229,17 @@ def _prefill_attention(
         v_tile = v_head + places + dim[None, :]
         # Values past the end would spoil sums even with a weight of zero; keys are masked below.
         there = (key < end)[:, None]
-        if HEAD_DIM < PADDED_DIM:
+        if queries.shape[1] > HEAD_DIM:
             k = tl.load(k_tile, (dim < HEAD_DIM)[None, :], other=0.0)
             v = tl.load(v_tile, there & (dim < HEAD_DIM)[None, :], other=0.0)
         else:
             k = tl.load(k_tile)
             v = tl.load(v_tile, there, other=0.0)
         scores = tl.dot(queries, tl.trans(k), input_precision="ieee")
-        if (start >= full_end) | (start < full_begin):
+        hidden = start + TILE > first + 1
+        if HAS_WINDOW:
+            hidden = hidden | (start < end - window)
+        if hidden:
             seen = key[None, :] <= position[:, None]
             if HAS_WINDOW:
                 seen = seen & (key[None, :] > position[:, None] - window)
@@ -214,9 +251,7 @@ def _prefill_attention(
         total = total * shrink[:, None]
         total = tl.dot(weights.to(v.dtype), v, total, input_precision="ieee")
         best = new_best
-    mixed = total / tl.where(weight == 0.0, 1.0, weight)[:, None]
-    mixed = mixed.to(out.dtype.element_ty)
-    tl.store(out + token.to(tl.int64)[:, None] * out_stride + columns, mixed, exists)
+    return total, weight
 
 
 @triton.jit
