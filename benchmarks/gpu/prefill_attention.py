@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -234,7 +235,8 @@ def rates(head_dim: int, times_s: list[float]) -> list[float]:
 
 
 def sdpa_s(steps: list[Rows], head_dim: int, backend: SDPBackend) -> float:
-    """Contiguous; NaN for chunks, since torch's causal mask begins at the first key."""
+    """Contiguous; NaN where the backend does not take it, and for chunks, since torch's causal mask
+    begins at the first key."""
     if len(steps) > 1:
         return math.nan
     n_rows, (n_tokens, _) = len(steps[0]), steps[0][0]
@@ -243,8 +245,9 @@ def sdpa_s(steps: list[Rows], head_dim: int, backend: SDPBackend) -> float:
         for heads in (N_HEADS, N_KV_HEADS, N_KV_HEADS)
     )
     sdpa = partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
-    with sdpa_kernel(backend):
+    with sdpa_kernel(backend), suppress(RuntimeError):
         return median_s([sdpa])
+    return math.nan
 
 
 def line(head_dim: int, block_tokens: int | None, what: str, teraflops_s: list[float]) -> str:
