@@ -24,8 +24,7 @@ def token_bits(key, token_ids):
     bits = token_ids.to(tl.uint32, bitcast=True) * 0x9E3779B1 + low
     bits ^= bits >> 16
     bits *= 0x7FEB352D
-    bits ^= high
-    bits ^= bits >> 15
+    bits = bits ^ (bits >> 15) ^ (high ^ (high >> 15))  # as bits ^= high, bits ^= bits >> 15
     bits *= 0x846CA68B
     bits ^= bits >> 16
     return bits.to(tl.int32, bitcast=True)

@@ -15,12 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagemesh.kernels.gpu.filters import GROUP, Survey, is_spoiled, survey, thresholds
+from pagemesh.kernels.gpu.filters import GROUP, Survey, survey, thresholds
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.noise import gumbel_bound, gumbel_of_bits, row_key, token_bits
 from pagemesh.kernels.gpu.row_params import SEED, SamplingRows, is_random, load_scale, params_of
 
 _GROUP = tl.constexpr(GROUP)
+# Tokens with one bound. A row of them is a few threads' vectors, so its maximum is cheap.
+_NEAR = tl.constexpr(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,42 +140,48 @@ def _draw_kernel(
                 tl.store(best_ids + at, first)
                 return
     logits += row * row_stride
-    ids = first + tl.arange(0, SLICE)
+    ids = first + tl.arange(0, SLICE // _NEAR)[:, None] * _NEAR + tl.arange(0, _NEAR)[None, :]
     x = tl.load(logits + ids, mask=ids < vocab_tokens, other=0.0).to(tl.float32)
-    spoiled = tl.max(is_spoiled(x, EDITED).to(tl.int32), axis=0) > 0
-    scale = load_scale(own)
-    scaled = x * scale
-    values = tl.where((ids < vocab_tokens) & (scaled >= floor), scaled, -float("inf"))
-    if is_random(own):
-        key = row_key(tl.load(own + SEED), tl.load(own + SEED + 1), tl.load(positions + row))
-        value, token = _best_noisy(logits, values, ids, first, scale, key)
-    else:
-        value, place = tl.max(values, axis=0, return_indices=True)
-        token = first + place
+    # NaN and inf make NaN of the sum, at one operation an element.
+    spoiled = tl.max((x != x).to(tl.int32)) > 0 if EDITED else tl.sum(x * 0.0) != 0.0
+    scale, random = load_scale(own), is_random(own)
+    key = row_key(tl.load(own + SEED), tl.load(own + SEED + 1), tl.load(positions + row))
+    bounds = x * scale
+    if smallest is not None:
+        bounds = tl.where(bounds >= floor, bounds, -float("inf"))
+    if random:
+        bounds += gumbel_bound(token_bits(key, ids))
+    if first + SLICE > vocab_tokens:
+        bounds = tl.where(ids < vocab_tokens, bounds, -float("inf"))
+    near = tl.max(bounds, axis=1)
+    value, token = _best_of(logits, near, first, vocab_tokens, scale, floor, random, key)
     tl.store(best + at, value)
     tl.store(best_ids + at, tl.where(spoiled, -1, token))
 
 
 @triton.jit
-def _best_noisy(logits, values, ids, first, scale, key):
-    """The best of values with noise, and its id.
+def _best_of(logits, near, first, vocab_tokens, scale, floor, random, key):
+    """The best value, with its noise, and the lowest id that has it, of tokens from `first` on.
 
-    The two logarithms of the noise are worked out only for tokens that a bound does not rule out:
-    seldom more than one of a slice.
+    No value is above the bound in `near` of the _NEAR tokens it is among. So the logarithms of the
+    noise are worked out for the tokens of the largest bound, and seldom for more.
     """
-    bounds = values + gumbel_bound(token_bits(key, ids))
+    number = tl.arange(0, near.shape[0])
     best, token = tl.full((), -float("inf"), tl.float32), first
-    left = tl.full((), float("inf"), tl.float32)
-    while (left >= best) & (left > -float("inf")):
-        bound, place = tl.max(bounds, axis=0, return_indices=True)
-        candidate = first + place
-        value = tl.load(logits + candidate).to(tl.float32) * scale
-        value = tl.where(bound > -float("inf"), value, -float("inf"))
-        value += gumbel_of_bits(token_bits(key, candidate))
+    left = tl.max(near, axis=0)
+    while (left > best) | (random & (left == best) & (left > -float("inf"))):
+        left, group = tl.max(near, axis=0, return_indices=True)
+        ids = first + group * _NEAR + tl.arange(0, _NEAR)
+        x = tl.load(logits + ids, mask=ids < vocab_tokens, other=-float("inf")).to(tl.float32)
+        values = x * scale
+        noise = tl.where(random, gumbel_of_bits(token_bits(key, ids)), 0.0)
+        values = tl.where(values >= floor, values + noise, -float("inf"))
+        value, place = tl.max(values, axis=0, return_indices=True)
+        candidate = first + group * _NEAR + place
         if (value > best) | ((value == best) & (candidate < token)):
             best, token = value, candidate
-        bounds = tl.where(ids == candidate, -float("inf"), bounds)
-        left = tl.max(bounds, axis=0)
+        near = tl.where(number == group, -float("inf"), near)
+        left = tl.max(near, axis=0)
     return best, token
 
 

@@ -194,6 +194,7 @@ def test_thresholds_keep_the_same_tokens(device: str, way: Way, vocab_tokens: in
     assert torch.equal((scaled >= found[:, None]).sum(1), kept.sum(1))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NumPy, in the interpreter
 @pytest.mark.parametrize("way", [Way(0.0), Way(1.0), Way(1.0, 5), Way(1.0, 0, 0.9)], ids=str)
 def test_a_row_that_is_not_finite_spoils_itself_alone(
     device: str, dtype: torch.dtype, way: Way
