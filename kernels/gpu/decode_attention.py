@@ -8,6 +8,7 @@ the order of chunks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -25,15 +26,16 @@ _MIN_ROWS: Final = 16
 # Bounds of DecodeConfig.max_chunks.
 _FEWEST_CHUNKS: Final = 8
 _MOST_CHUNKS: Final = 64
-# By the padded head dimension and an element's bytes: tile_tokens and programs_per_sm. A tile of K
-# is 8 to 16 KiB, and 227 KiB of shared memory hold the buffers of all programs.
+# By the padded head dimension and an element's bytes. A tile of K is 8 to 16 KiB, and 227 KiB of
+# shared memory hold the buffers of all programs. Those of 128 in 16 bits were measured by
+# benchmarks/gpu/decode_attention.py on an H200, where groups of 2 and of 4 prefer the same.
 _TUNED: Final = {
-    (64, 2): (64, 5),
-    (128, 2): (64, 3),
-    (256, 2): (32, 3),
-    (64, 4): (32, 4),
-    (128, 4): (32, 3),
-    (256, 4): (16, 2),
+    (64, 2): DecodeConfig(tile_tokens=64, chunk_tokens=512, programs_per_sm=4),
+    (128, 2): DecodeConfig(tile_tokens=32, chunk_tokens=512, programs_per_sm=4),
+    (256, 2): DecodeConfig(tile_tokens=32, programs_per_sm=3),
+    (64, 4): DecodeConfig(tile_tokens=32, programs_per_sm=4),
+    (128, 4): DecodeConfig(tile_tokens=32, programs_per_sm=3),
+    (256, 4): DecodeConfig(tile_tokens=16, programs_per_sm=2),
 }
 
 
@@ -41,11 +43,9 @@ def choose_config(heads: Heads, dtype: torch.dtype, n_multiprocessors: int) -> D
     """The tuned configuration of a layer. A lone long row is cut into about two pairs of chunk and
     KV head for each multiprocessor."""
     padded = max(64, triton.next_power_of_2(heads.head_dim))
-    tile_tokens, programs_per_sm = _TUNED[padded, dtype.itemsize]
     max_chunks = -(-2 * n_multiprocessors // heads.n_kv_heads)
-    return DecodeConfig(
-        tile_tokens=tile_tokens,
-        programs_per_sm=programs_per_sm,
+    return replace(
+        _TUNED[padded, dtype.itemsize],
         max_chunks=min(_MOST_CHUNKS, max(_FEWEST_CHUNKS, max_chunks)),
     )
 

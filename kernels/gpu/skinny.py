@@ -130,21 +130,27 @@ def _skinny_kernel(
 
 
 def skinny_linear(
-    x: Tensor, w: Tensor, bias: Tensor | None = None, *, config: SkinnyConfig | None = None
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    *,
+    config: SkinnyConfig | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """x [R, K] @ w [N, K]^T + bias [N]: [R, N] in x's dtype.
 
     With config.splits > 1 it is float32 [splits, R, N], to be added in that order by who reads it,
-    and takes no bias. Without a config the best is chosen among those that do not split.
+    and takes no bias. Without a config the best is chosen among those that do not split; cuBLAS
+    may be. `out` takes the result, [R, N].
     """
     if config is None:
         n, k = w.shape
         config = choose_config(x.shape[0], n, k, x.dtype, multiprocessors(), max_splits=1)
     if config is None:
-        return linear(x, w, bias)
+        return linear(x, w, bias) if out is None else torch.mm(x, w.T, out=out)
     if bias is not None and config.splits > 1:
         raise ValueError("the bias of a split layer is added by the reader of its parts")
-    return _run(x, w, bias, config, gated=False)
+    return _run(x, w, bias, config, gated=False, out=out)
 
 
 def skinny_gate_up(x: Tensor, w: Tensor, *, config: SkinnyConfig | None = None) -> Tensor:
@@ -159,8 +165,17 @@ def skinny_gate_up(x: Tensor, w: Tensor, *, config: SkinnyConfig | None = None) 
     return _run(x, w, None, config, gated=True)
 
 
-def _run(x: Tensor, w: Tensor, bias: Tensor | None, config: SkinnyConfig, *, gated: bool) -> Tensor:
-    out = _empty_out(x, w, config, gated=gated)
+def _run(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    config: SkinnyConfig,
+    *,
+    gated: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    if out is None:
+        out = _empty_out(x, w, config, gated=gated)
     if x.shape[0]:
         _launch(x, w, bias, out, config, gated=gated).run()
     return out

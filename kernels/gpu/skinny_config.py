@@ -81,8 +81,62 @@ Table = dict[tuple[int, int], dict[int, SkinnyConfig | None]]
 
 # Measured by benchmarks/gpu/skinny.py on an H200. One number of splits for all entries up to 64
 # rows: the bits of a row are the same for each of these counts, and change at 65 and 129.
-_TUNED: Table = {}
-_TUNED_GATED: Table = {}
+_FEW = SkinnyConfig(splits=8, programs=2)
+_TUNED: Table = {
+    # Qwen3-0.6B: QKV, attention's output, the MLP's output, the head.
+    (4096, 1024): {
+        32: SkinnyConfig(splits=4, programs=2),
+        64: SkinnyConfig(splits=4),
+        128: SkinnyConfig(block_k=64, splits=2, block_rows=128, share=1),
+        256: SkinnyConfig(block_k=64, block_rows=128, share=1),
+    },
+    (1024, 2048): {
+        64: _FEW,
+        128: SkinnyConfig(block_k=64, splits=8, block_rows=128, programs=2),
+        256: SkinnyConfig(block_k=64, splits=4, block_rows=128, share=1),
+    },
+    (1024, 3072): {
+        64: _FEW,
+        128: SkinnyConfig(block_k=64, splits=8, block_rows=128, share=1),
+        256: SkinnyConfig(block_k=64, splits=4, block_rows=128, share=1),
+    },
+    (151936, 1024): {
+        64: SkinnyConfig(block_n=128, share=1),
+        128: SkinnyConfig(block_n=128, block_k=64, warps=8, block_rows=128, share=1),
+    },
+    # Llama-3.1-8B, likewise.
+    (6144, 4096): {
+        64: SkinnyConfig(splits=4, share=1),
+        128: SkinnyConfig(block_k=64, block_rows=128, share=1),
+    },
+    (4096, 4096): {
+        64: SkinnyConfig(splits=4, share=1),
+        128: SkinnyConfig(block_k=64, splits=2, block_rows=128, share=1),
+        256: SkinnyConfig(block_k=64, splits=2, block_rows=256, share=1),
+    },
+    (4096, 14336): {
+        64: SkinnyConfig(splits=2, share=1),
+        128: SkinnyConfig(block_k=64, splits=2, block_rows=128, share=1),
+        256: SkinnyConfig(block_k=64, splits=2, block_rows=256, share=1),
+    },
+    (128256, 4096): {
+        32: SkinnyConfig(share=1),
+        64: SkinnyConfig(block_n=128, share=1),
+        128: SkinnyConfig(block_n=256, block_k=64, warps=8, block_rows=128, share=1),
+    },
+}
+_TUNED_GATED: Table = {
+    (6144, 1024): {
+        64: SkinnyConfig(share=1),
+        128: SkinnyConfig(block_k=64, block_rows=128, share=1),
+        256: SkinnyConfig(block_k=64, block_rows=128, programs=2),
+    },
+    (28672, 4096): {
+        64: SkinnyConfig(share=1),
+        128: SkinnyConfig(block_n=128, block_k=64, warps=8, block_rows=128, programs=2),
+        256: SkinnyConfig(block_n=128, block_k=64, warps=8, block_rows=256, share=1),
+    },
+}
 _TUNED_SMS = 132
 _MAX_UNTUNED_ROWS = 64
 

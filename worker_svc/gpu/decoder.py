@@ -89,14 +89,13 @@ class GPUDecoder:
     ) -> Tensor:
         """Rotated queries [T, Hq, D]; stores K and V."""
         return rope_store(
-            _linear(x, layer.qkv._replace(bias=None)),
+            _linear(x, layer.qkv),
             positions,
             self._rotations,
             inputs.slot_mapping,
             k,
             v,
             n_heads=self._n_heads,
-            bias=layer.qkv.bias,
             q_norm=layer.q_norm,
             k_norm=layer.k_norm,
             eps=self._eps,
@@ -104,7 +103,7 @@ class GPUDecoder:
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[R, vocab] of hidden states [R, H], in the model's dtype."""
-        return torch.mm(hidden, self._head.T, out=out)
+        return skinny_linear(hidden, self._head, out=out)
 
 
 def _linear(x: Tensor, weights: Weights) -> Tensor:
