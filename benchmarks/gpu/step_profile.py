@@ -30,6 +30,7 @@ from parts.step_report import Outcomes, graph_launch_us, idle_share, report_line
 from parts.step_trace import Split
 from parts.traced_runner import PlainSteps, Task
 
+from pagemesh.bench.engine import engine_settings
 from pagemesh.bench.environment import environment
 from pagemesh.shared.settings import Settings
 
@@ -69,7 +70,7 @@ def figures(args: Namespace, settings: Settings, outcomes: Outcomes) -> dict[str
         "idle": {rows: idle_share(plain[rows], splits[rows]) for rows in both},
         "graph_launch_us": {rows: graph_launch_us(split) for rows, split in splits.items()},
         "outcomes": {task.name: outcome for task, outcome in outcomes.items()},
-        "settings": settings,
+        "settings": engine_settings(settings),
         "environment": environment(),
     }
 

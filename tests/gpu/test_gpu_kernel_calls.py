@@ -1,0 +1,83 @@
+"""The calls that compute-sanitizer watches on a card: they run, and they reach every kernel."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton import knobs
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from parts.kernel_calls import kernel_calls
+
+SLOW = ["window 20", "window 13", "128) pages", "256"]
+"""In the interpreter, and other calls reach the same kernels."""
+KERNELS = Path(__file__).parents[2] / "kernels" / "gpu"
+
+
+def launched_kernels(tree: ast.Module) -> set[str]:
+    """The functions of Triton's language that no other such function calls."""
+    jitted = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(
+            ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list
+        )
+    }
+    called = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    return jitted - called
+
+
+def all_kernels() -> set[str]:
+    trees = [ast.parse(file.read_text()) for file in KERNELS.glob("*.py")]
+    imported = {
+        alias.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    return set().union(*map(launched_kernels, trees)) - imported
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the kernels that were launched since."""
+    names: set[str] = set()
+    if torch.cuda.is_available():
+        hook = knobs.runtime.launch_enter_hook
+        monkeypatch.setattr(
+            hook, "calls", [*hook.calls, lambda metadata: names.add(metadata.get()["name"])]
+        )
+        return names
+    from triton.runtime.interpreter import GridExecutor
+
+    launch = GridExecutor.__call__
+
+    def noted_launch(executor: Any, *args: Any, **options: Any) -> Any:
+        names.add(executor.fn.__name__)
+        return launch(executor, *args, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", noted_launch)
+    return names
+
+
+def test_every_kernel_is_launched(device, dtype, launched):
+    calls = list(kernel_calls(device, dtype))
+    assert len({call.name for call in calls}) == len(calls)
+    for call in calls:
+        if device == "cuda" or not any(part in call.name for part in SLOW):
+            call.run()
+    expected = all_kernels()
+    assert {"_decode_kernel", "_survey_kernel", "_norm_kernel"} <= expected
+    assert launched >= expected
