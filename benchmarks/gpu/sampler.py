@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from pagemesh.kernels import sample_rows as reference
+from pagemesh.kernels.gpu.filters import SearchConfig, survey, thresholds
 from pagemesh.kernels.gpu.logprobs import token_logprobs
 from pagemesh.kernels.gpu.row_params import SamplingRows
 from pagemesh.kernels.gpu.sampling import SampleConfig, SampledTokens, sample_rows
@@ -56,6 +57,12 @@ WORK = {
 SWEPT = [
     SampleConfig(*pair)
     for pair in ((512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8))
+]
+
+
+SEARCHES = [
+    SearchConfig(*sizes)
+    for sizes in ((64, 64, 8), (64, 128, 8), (128, 128, 8), (64, 256, 16), (128, 256, 16))
 ]
 
 
@@ -229,7 +236,27 @@ def cell(sets: list[Batch], copy: float) -> str:
     return f"{us:11.1f} ({percent:3.0f}) {with_torch:7.0f}"
 
 
-def sweep() -> None:
+def sweep_searches() -> None:
+    vocab_tokens = VOCABULARIES[0]
+    print(f"\n{'us of the search':36}" + "".join(f"{n_rows:>10}" for n_rows in ROWS))
+    for shape, name in product(("peaked", "flat"), ("top_k 50", "top_p 0.9")):
+        sets = [batches(logits_sets(n, vocab_tokens, shape), WORK[name]) for n in ROWS]
+        found = [[survey(b.logits, b.rows, edited=False) for b in each] for each in sets]
+        for config in SEARCHES:
+            times = (
+                graph_us(
+                    [
+                        partial(thresholds, b.logits, b.rows, of_b, config)
+                        for b, of_b in zip(each, surveys, strict=True)
+                    ]
+                )
+                for each, surveys in zip(sets, found, strict=True)
+            )
+            label = f"{shape} {name} {config.near_groups} {config.far_groups} {config.num_warps}"
+            print(f"{label:36}" + "".join(f"{us:10.1f}" for us in times), flush=True)
+
+
+def sweep_draws() -> None:
     vocab_tokens = VOCABULARIES[0]
     print(f"\n{'us, slice and warps':24}" + "".join(f"{n_rows:>10}" for n_rows in ROWS))
     for shape, name in product(("peaked", "flat"), ("greedy", "temperature")):
@@ -242,7 +269,7 @@ def sweep() -> None:
 
 # -- compilation ----------------------------------------------------------------------------------
 
-Variant = tuple[int, str, SampleConfig | int]
+Variant = tuple[int, str, SampleConfig | SearchConfig | int]
 
 
 def variants(swept: bool) -> Iterable[Variant]:
@@ -250,12 +277,18 @@ def variants(swept: bool) -> Iterable[Variant]:
     yield from product(VOCABULARIES, ("temperature", "top_p 0.9", "greedy, logprobs 5"), (1, 16))
     if swept:
         yield from product(VOCABULARIES[:1], ("temperature",), SWEPT)
+        yield from product(VOCABULARIES[:1], ("top_p 0.9",), SEARCHES)
 
 
 def compile_one(variant: Variant) -> None:
     vocab_tokens, name, choice = variant
-    n_rows, config = (choice, None) if isinstance(choice, int) else (1, choice)
-    batches([random_logits(n_rows, vocab_tokens, "flat")], WORK[name])[0].sample(config)
+    n_rows = choice if isinstance(choice, int) else 1
+    [batch] = batches([random_logits(n_rows, vocab_tokens, "flat")], WORK[name])
+    if isinstance(choice, SearchConfig):
+        found = survey(batch.logits, batch.rows, edited=False)
+        thresholds(batch.logits, batch.rows, found, choice)
+    else:
+        batch.sample(choice if isinstance(choice, SampleConfig) else None)
     torch.cuda.synchronize()
 
 
@@ -274,7 +307,8 @@ def main() -> None:
     for vocab_tokens, shape in product(VOCABULARIES, ("peaked", "flat")):
         check(vocab_tokens, shape)
     if args.sweep:
-        sweep()
+        sweep_draws()
+        sweep_searches()
         return
     copy = copy_bytes_s()
     print(f"{torch.cuda.get_device_name()}: copy {copy / 1e9:.0f} GB/s")

@@ -9,6 +9,7 @@ threshold itself, by bisection between values that occur: it is exact and takes 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
@@ -31,14 +32,22 @@ from pagemesh.kernels.gpu.row_params import (
 GROUP: Final = 64
 SLICE_GROUPS: Final = 64
 """Groups of a survey's program. The order of its sums follows from this."""
-_NEAR_GROUPS: Final = 128
-"""So few groups a search keeps in registers."""
-_FAR_GROUPS: Final = 256
-"""Of more it reads so many at a time."""
 
 _GROUP = tl.constexpr(GROUP)
 # More probability than asked, so that the rounding of a sum cannot make a cut too high.
 _SURE = tl.constexpr(1.0001)
+# How far the share of a sample may be from that of all.
+_DOUBT = tl.constexpr(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig:
+    """Up to `near_groups` stay in registers; of more, `far_groups` are read at a time. A row's sums
+    follow from both."""
+
+    near_groups: int = 128
+    far_groups: int = 256
+    num_warps: int = 16
 
 
 class Survey(NamedTuple):
@@ -75,11 +84,14 @@ def survey(logits: Tensor, rows: SamplingRows, *, edited: bool) -> Survey:
     return Survey(maxima, masses)
 
 
-def thresholds(logits: Tensor, rows: SamplingRows, found: Survey) -> Tensor:
+def thresholds(
+    logits: Tensor, rows: SamplingRows, found: Survey, config: SearchConfig | None = None
+) -> Tensor:
     """The smallest kept value of each row's scaled logits, float32[R]; -inf if it has no filters.
 
     See kernels.sampling.thresholds.
     """
+    config = config or SearchConfig()
     n_rows, vocab_tokens = logits.shape
     n_groups, n_slices = found.maxima.shape[1], found.masses.shape[1]
     smallest = logits.new_empty(n_rows, dtype=torch.float32)
@@ -98,10 +110,10 @@ def thresholds(logits: Tensor, rows: SamplingRows, found: Survey) -> Tensor:
             n_slices,
             GROUPS=triton.next_power_of_2(n_groups),
             SLICES=triton.next_power_of_2(n_slices),
-            NEAR=_NEAR_GROUPS,
-            FAR=_FAR_GROUPS,
+            NEAR=config.near_groups,
+            FAR=config.far_groups,
             PDL=pdl(),
-            num_warps=16,
+            num_warps=config.num_warps,
             launch_pdl=pdl(),
         )
     return smallest
@@ -184,19 +196,16 @@ def _search_kernel(
     floor = top + load_float(own, LOG_MIN_P)
     cut = floor
     total = tl.zeros((), tl.float64)
-    images, lowest = _image(best), _image(tl.full((), -float("inf"), tl.float32)).to(tl.int64)
-    highest = _image(top).to(tl.int64)
     if has_top_k:
         if top_k * _GROUP <= vocab_tokens:
             ones = tl.full((GROUPS,), 1.0, tl.float32)
-            kth = _bisect(images, ones, top_k.to(tl.float32), lowest, highest)
-            cut = tl.maximum(floor, _value(kth.to(tl.int32)))
+            cut = _bisect(best, ones, top_k.to(tl.float32), -float("inf"), top)
+            cut = tl.maximum(floor, cut)
     elif (top_p < 1.0) & (floor == -float("inf")):
         # With another filter, tokens below a cut by top_p might count.
         total = _total_mass(masses + row * n_slices * 2, top, n_slices, SLICES)
-        mass = tl.exp(best - top)
-        sure = (top_p * total).to(tl.float32) * _SURE
-        cut = _value(_bisect(images, mass, sure, lowest, highest).to(tl.int32))
+        target = (top_p * total).to(tl.float32) * _SURE
+        cut = _bisect(best, tl.exp(best - top), target, -float("inf"), top)
 
     is_wanted = (best >= cut) & (group * _GROUP < vocab_tokens)
     wanted += row * n_groups
@@ -206,18 +215,21 @@ def _search_kernel(
     logits += row * row_stride
     scale = load_scale(own)
     if has_top_k:
-        floor = tl.maximum(floor, _search(
-            logits, wanted, n_wanted, vocab_tokens, scale, top, cut,
-            top_k.to(tl.float32), NEAR, FAR, False,
-        ))  # fmt: skip
+        k = top_k.to(tl.float32)
+        kth = _search(
+            logits, wanted, n_wanted, vocab_tokens, scale, top, cut, k, k / (n_wanted * _GROUP),
+            NEAR, FAR, False,
+        )  # fmt: skip
+        floor = tl.maximum(floor, kth)
     if top_p < 1.0:
         if floor > -float("inf"):
             total, _above, _below = _probe(
-                logits, wanted, n_wanted, vocab_tokens, scale, top, _image(floor), FAR, True
+                logits, wanted, n_wanted, vocab_tokens, scale, top, floor, FAR, True
             )
+        target = top_p.to(tl.float64) * total
         floor = _search(
-            logits, wanted, n_wanted, vocab_tokens, scale, top, tl.maximum(floor, cut),
-            top_p.to(tl.float64) * total, NEAR, FAR, True,
+            logits, wanted, n_wanted, vocab_tokens, scale, top, tl.maximum(floor, cut), target,
+            top_p, NEAR, FAR, True,
         )  # fmt: skip
     tl.store(smallest, floor)
 
@@ -232,46 +244,53 @@ def _total_mass(masses, top, n_slices, SLICES: tl.constexpr):
 
 
 @triton.jit
-def _bisect(images, weights, target, low, high):
-    """The largest of the images between `low` and `high` such that those no smaller weigh at least
-    `target`; `low` if there is none. `high` must be one of them or more; int64 bounds."""
+def _bisect(values, weights, target, low, high):
+    """The largest of the values between `low` and `high` such that those no smaller weigh at least
+    `target`; `low` if there is none. None is above `high`."""
+    low = tl.full((), 0.0, tl.float32) + low
     while low < high:
-        middle = (low + high + 1) >> 1
-        inside = images >= middle.to(tl.int32)
+        middle = _between(low, high)
+        inside = values >= middle
         if tl.sum(tl.where(inside, weights, 0.0)) >= target:
-            low = tl.min(tl.where(inside, images, 0x7FFFFFFF)).to(tl.int64)
+            low = tl.min(tl.where(inside, values, float("inf")))
         else:
-            high = tl.max(tl.where(inside, -0x80000000, images)).to(tl.int64)
+            high = tl.max(tl.where(inside, -float("inf"), values))
     return low
 
 
 @triton.jit
 def _search(
-    logits, wanted, n_wanted, vocab_tokens, scale, top, start, target,
+    logits, wanted, n_wanted, vocab_tokens, scale, top, low, target, share,
     NEAR: tl.constexpr, FAR: tl.constexpr, MASS: tl.constexpr,
 ):  # fmt: skip
-    """The largest value of the wanted groups such that the tokens no smaller weigh at least
-    `target`, or `start` if that is larger. Weights are exp(value - top) with MASS, else 1.
+    """`_bisect` over the tokens of the wanted groups, up to `top`. Weights are exp(value - top)
+    with MASS, else 1; `target` is about the fraction `share` of all above `low`.
 
-    Few groups stay in registers, more are read again in every round. Probabilities are added in
+    Few groups stay in registers. More are read in every round, of which there are fewer if the
+    first ones take the bounds that a sample of the groups suggests. Probabilities are added in
     float64: a long tail of small ones would drown in float32.
     """
-    low, high = _image(start).to(tl.int64), _image(top).to(tl.int64)
+    high = top
+    place = tl.arange(0, NEAR) * tl.maximum(n_wanted // NEAR, 1)
+    x = _load_wanted(logits, wanted, place, n_wanted, vocab_tokens) * scale
+    weights = tl.exp(x - top).to(tl.float64) if MASS else tl.full(x.shape, 1.0, tl.float32)
     if n_wanted <= NEAR:
-        x = _load_wanted(logits, wanted, 0, n_wanted, vocab_tokens, NEAR) * scale
-        weights = tl.exp(x - top).to(tl.float64) if MASS else tl.full(x.shape, 1.0, tl.float32)
-        low = _bisect(_image(x), weights, target, low, high)
+        low = _bisect(x, weights, target, low, high)
     else:
+        about = share * tl.sum(tl.where(x >= low, weights, 0.0))
+        guess = _bisect(x, weights, about * (1 - _DOUBT), low, high)
+        next_guess = _bisect(x, weights, about * (1 + _DOUBT), low, guess)
         while low < high:
-            middle = (low + high + 1) >> 1
+            middle = tl.where((low < guess) & (guess < high), guess, _between(low, high))
+            guess, next_guess = next_guess, low
             weight, above, below = _probe(
-                logits, wanted, n_wanted, vocab_tokens, scale, top, middle.to(tl.int32), FAR, MASS
+                logits, wanted, n_wanted, vocab_tokens, scale, top, middle, FAR, MASS
             )
             if weight >= target:
-                low = above.to(tl.int64)
+                low = above
             else:
-                high = below.to(tl.int64)
-    return _value(low.to(tl.int32))
+                high = below
+    return low
 
 
 @triton.jit
@@ -279,31 +298,38 @@ def _probe(
     logits, wanted, n_wanted, vocab_tokens, scale, top, middle,
     CHUNK: tl.constexpr, MASS: tl.constexpr,
 ):  # fmt: skip
-    """The weight of the values whose image is at least `middle`, the smallest of those images, and
-    the largest image below."""
+    """The weight of the values that are at least `middle`, the smallest of them, and the largest
+    below."""
     weight = tl.zeros((), tl.float64)
-    above, below = tl.full((), 0x7FFFFFFF, tl.int32), tl.full((), -0x80000000, tl.int32)
+    above = tl.full((), float("inf"), tl.float32)
+    below = tl.full((), -float("inf"), tl.float32)
     first = 0
     while first < n_wanted:
-        x = _load_wanted(logits, wanted, first, n_wanted, vocab_tokens, CHUNK) * scale
-        image = _image(x)
-        inside = image >= middle
+        place = first + tl.arange(0, CHUNK)
+        x = _load_wanted(logits, wanted, place, n_wanted, vocab_tokens) * scale
+        inside = x >= middle
         of_group = tl.sum(tl.where(inside, tl.exp(x - top) if MASS else 1.0, 0.0), axis=1)
         weight += tl.sum(of_group.to(tl.float64))
-        above = tl.minimum(above, tl.min(tl.where(inside, image, 0x7FFFFFFF)))
-        below = tl.maximum(below, tl.max(tl.where(inside, -0x80000000, image)))
+        above = tl.minimum(above, tl.min(tl.where(inside, x, float("inf"))))
+        below = tl.maximum(below, tl.max(tl.where(inside, -float("inf"), x)))
         first += CHUNK
     return weight, above, below
 
 
 @triton.jit
-def _load_wanted(logits, wanted, first, n_wanted, vocab_tokens, CHUNK: tl.constexpr):
-    """float32[CHUNK, GROUP] logits of the listed groups from the first on; -inf past the end."""
-    place = first + tl.arange(0, CHUNK)
+def _load_wanted(logits, wanted, place, n_wanted, vocab_tokens):
+    """float32[N, GROUP] logits of the groups at N places of the list; -inf past its end."""
     group = tl.load(wanted + place, mask=place < n_wanted, other=0)
     ids = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
     is_token = (place < n_wanted)[:, None] & (ids < vocab_tokens)
     return tl.load(logits + ids, mask=is_token, other=-float("inf")).to(tl.float32)
+
+
+@triton.jit
+def _between(low, high):
+    """The middle of the floats in (low, high]: of their bits, so every range is halved in as many
+    rounds as there are bits."""
+    return _value(((_image(low).to(tl.int64) + _image(high) + 1) >> 1).to(tl.int32))
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from sampling_rows import (
 )
 
 from pagemesh.kernels import noise as reference_noise
-from pagemesh.kernels.gpu.filters import survey, thresholds
+from pagemesh.kernels.gpu.filters import SearchConfig, survey, thresholds
 from pagemesh.kernels.gpu.noise import gumbel_bound, gumbel_of_bits, row_key, token_bits
 from pagemesh.kernels.gpu.sampling import SampleConfig, sample_rows
 from pagemesh.kernels.sampling import thresholds as reference_thresholds
@@ -164,6 +164,7 @@ def hard_rows(vocab_tokens: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocab_tokens", [1, 200, 4500, *LARGE][None if ON_CARD else 1 :])
+@pytest.mark.parametrize("search", [SearchConfig(), SearchConfig(8, 16, 8)], ids=["near", "far"])
 @pytest.mark.parametrize(
     "way",
     [
@@ -179,7 +180,9 @@ def hard_rows(vocab_tokens: int) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_thresholds_keep_the_same_tokens(device: str, way: Way, vocab_tokens: int) -> None:
+def test_thresholds_keep_the_same_tokens(
+    device: str, way: Way, vocab_tokens: int, search: SearchConfig
+) -> None:
     logits = hard_rows(max(vocab_tokens, 64))[:, :vocab_tokens].contiguous()
     logits[:, 0] = logits[:, 0].clamp(min=-5)
     if not ON_CARD and vocab_tokens > 1000:
@@ -187,7 +190,7 @@ def test_thresholds_keep_the_same_tokens(device: str, way: Way, vocab_tokens: in
     ways = [way] * len(logits)
     rows = rows_of(ways, device)
     on_device = logits.to(device)
-    found = thresholds(on_device, rows, survey(on_device, rows, edited=True)).cpu()
+    found = thresholds(on_device, rows, survey(on_device, rows, edited=True), search).cpu()
     scaled = logits * torch.tensor(np.float32(1 / way.temperature))
     expected = reference_thresholds(scaled, filters_of(ways))
     kept = scaled >= expected[:, None]
