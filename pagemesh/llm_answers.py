@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
 from typing import Self
@@ -10,9 +12,11 @@ from typing import Self
 from pagemesh.llm_progress import Progress
 from pagemesh.outputs import CompletionOutput, RequestOutput
 from pagemesh.shared.engine_messages import LogprobRow, Submit, Tokens
+from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
+from pagemesh.tokenizer_svc.stops import StopEnds
 
 
 class _Keepers(dict[int, Callable[[int], None]]):
@@ -30,20 +34,28 @@ class WholeAnswers:
     """Nobody reads an answer before it is whole, so tokens are kept until their choice ends, and
     its text is made at once: a step then does next to nothing for a token.
 
-    A choice that is `watched` may end in its text, so its tokens pass step by step.
+    A choice with stop strings may end in its text, so what was kept of it passes on whenever one
+    may just have ended.
     """
 
     def __init__(self) -> None:
         self._keep = _Keepers()
-        self._ids: dict[int, list[int]] = {}
+        self._ids: dict[int, array[int]] = {}
         self._logprobs: dict[int, list[LogprobRow]] = {}
-        self._watched: set[int] = set()
+        self._due: list[int] = []
+        """Choices in whose text a stop string may have ended with this step."""
 
-    def open(self, key: int, *, watched: bool) -> None:
-        self._ids[key] = []
-        self._keep[key] = self._ids[key].append
-        if watched:
-            self._watched.add(key)
+    def open(self, key: int, stop_ends: StopEnds | None) -> None:
+        ids = self._ids[key] = array("i")
+        if stop_ends is None:
+            self._keep[key] = ids.append
+        else:
+            self._keep[key] = partial(self._watch, key, ids, stop_ends)
+
+    def _watch(self, key: int, ids: array[int], stop_ends: StopEnds, token_id: int) -> None:
+        ids.append(token_id)
+        if stop_ends[token_id]:
+            self._due.append(key)
 
     def close(self, keys: Iterable[int]) -> None:
         """What else the engine says of these is passed over."""
@@ -51,7 +63,6 @@ class WholeAnswers:
             self._keep.pop(key, None)
             self._ids.pop(key, None)
             self._logprobs.pop(key, None)
-            self._watched.discard(key)
 
     def take(self, tokens: Tokens) -> Tokens | None:
         """A frame with all the tokens of the choices that `tokens` ends; None if there is nothing
@@ -65,25 +76,26 @@ class WholeAnswers:
         for row in tokens.logprobs:
             self._logprobs.setdefault(row.key, []).append(row)
         over = [*(end.key for end in tokens.ended), *(key for key, _ in tokens.failed)]
-        if not (over or self._watched or tokens.started or tokens.prompt_logprobs):
+        if not (over or self._due or tokens.started or tokens.prompt_logprobs):
             return None
-        frame = self._frame(tokens, [*over, *self._watched.difference(over)])
+        frame = self._frame(tokens, dict.fromkeys([*over, *self._due]))
+        self._due.clear()
         self.close(over)
         return frame
 
-    def _frame(self, tokens: Tokens, keys: list[int]) -> Tokens:
-        """`tokens`, with what was kept of `keys` as its rows. It is kept no longer."""
-        keys = [key for key in keys if self._ids.get(key)]
+    def _frame(self, tokens: Tokens, of: Iterable[int]) -> Tokens:
+        """`tokens`, with what was kept of those keys as its rows. It is kept no longer."""
+        keys = [key for key in of if self._ids.get(key)]
         kept = [self._ids[key] for key in keys]
         logprobs = [row for key in keys for row in self._logprobs.pop(key, ())]
         frame = tokens._replace(
             keys=pack_ids(keys),
             counts=pack_ids(map(len, kept)),
-            ids=pack_ids(chain.from_iterable(kept)),
+            ids=b"".join(map(pack_ids, kept)),
             logprobs=logprobs,
         )
         for ids in kept:
-            ids.clear()
+            del ids[:]
         return frame
 
 
@@ -95,6 +107,7 @@ class Answers:
         self._pipeline = pipeline
         self._progress = progress
         self._whole = WholeAnswers()
+        self._stop_ends: dict[tuple[tuple[str, ...], bool], StopEnds] = {}
         self._outputs = {one.generate.request_id: _empty_output(one) for one in checked}
         self._checked = checked
 
@@ -137,8 +150,18 @@ class Answers:
     def _open(self, checked: Prepared) -> list[Submit]:
         submits = self._pipeline.open(checked).submits
         for submit in submits:
-            self._whole.open(submit.key, watched=bool(checked.params.stop))
+            self._whole.open(submit.key, self._stop_ends_of(checked.params))
         return submits
+
+    def _stop_ends_of(self, params: SamplingParams) -> StopEnds | None:
+        """Requests with the same stop strings share what is found out about tokens."""
+        if not params.stop:
+            return None
+        stops, skip = tuple(params.stop), params.skip_special_tokens
+        if (stops, skip) not in self._stop_ends:
+            vocabulary = self._pipeline.text_model.vocabulary
+            self._stop_ends[stops, skip] = StopEnds(stops, vocabulary, skip_special_tokens=skip)
+        return self._stop_ends[stops, skip]
 
 
 def _empty_output(checked: Prepared) -> RequestOutput:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from pagemesh.tokenizer_svc.vocabulary import Vocabulary
 
 
 class StopFilter:
@@ -14,6 +16,7 @@ class StopFilter:
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stops))
+        self._beginnings = tuple({stop[:n] for stop in self._stops for n in range(1, len(stop))})
         self._include_stop = include_stop
         self._held = ""
         self.matched: str | None = None
@@ -23,6 +26,9 @@ class StopFilter:
         if self.matched is not None or not self._stops:
             return "" if self.matched is not None else text
         window = self._held + text
+        if not window.endswith(self._beginnings) and not any(map(window.__contains__, self._stops)):
+            self._held = ""
+            return window  # as almost always
         starts = ((window.find(stop), stop) for stop in self._stops)
         found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
         if not found:
@@ -41,6 +47,25 @@ class StopFilter:
     def _prefix_chars(self, window: str) -> int:
         """Length of the longest tail of `window` that begins some stop string."""
         return max(_overlap_chars(window, stop) for stop in self._stops)
+
+
+class StopEnds(dict[int, bool]):
+    """By token id, whether some stop string may end in the token's text, as far as the token alone
+    tells: it may wherever that does not stand for whole characters. Looked up for every token, so
+    made once for each."""
+
+    def __init__(
+        self, stops: Iterable[str], vocabulary: Vocabulary, *, skip_special_tokens: bool
+    ) -> None:
+        super().__init__()
+        self._last_chars = frozenset(stop[-1] for stop in stops)
+        self._is_byte_level = vocabulary.is_byte_level
+        self._whole_texts = vocabulary.whole_texts(skip_special_tokens=skip_special_tokens)
+
+    def __missing__(self, token_id: int) -> bool:
+        text = self._whole_texts[token_id] if self._is_byte_level else None
+        self[token_id] = may = text is None or not self._last_chars.isdisjoint(text)
+        return may
 
 
 def _overlap_chars(window: str, stop: str) -> int:

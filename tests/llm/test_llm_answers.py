@@ -21,10 +21,17 @@ def gained(tokens: Tokens | None) -> dict[int, list[int]]:
     return {key: [next(ids) for _ in range(count)] for key, count in counts}
 
 
-def opened(keys: list[int], watched: int | None = None) -> WholeAnswers:
+class EndsIn(dict[int, bool]):
+    """Stands for StopEnds: a stop string may end in these tokens."""
+
+    def __missing__(self, token_id: int) -> bool:
+        return False
+
+
+def opened(keys: list[int], watched: int | None = None, ends: int = 0) -> WholeAnswers:
     answers = WholeAnswers()
     for key in keys:
-        answers.open(key, watched=key == watched)
+        answers.open(key, EndsIn({ends: True}) if key == watched else None)
     return answers
 
 
@@ -40,13 +47,20 @@ def test_a_choice_comes_with_all_its_tokens_when_it_ends() -> None:
     assert gained(answers.take(frame({1: []}, ended=[Ended(1, "stop")]))) == {1: [10, 11, 12]}
 
 
-def test_a_watched_choice_passes_step_by_step() -> None:
-    answers = opened([1, 2], watched=2)
-    for token_id in (20, 21):
-        assert gained(answers.take(frame({1: [10], 2: [token_id]}))) == {2: [token_id]}
+def test_what_was_kept_passes_on_where_a_stop_string_may_end() -> None:
+    answers = opened([1, 2], watched=2, ends=29)
+    assert answers.take(frame({1: [10], 2: [20]})) is None
+    assert gained(answers.take(frame({1: [10], 2: [29]}))) == {2: [20, 29]}
+    assert gained(answers.take(frame({1: [10], 2: [29]}))) == {2: [29]}
     answers.close([2])
-    assert answers.take(frame({1: [10], 2: [22]})) is None
-    assert gained(answers.take(frame({}, ended=[Ended(1, "length")]))) == {1: [10, 10, 10]}
+    assert answers.take(frame({1: [10], 2: [29]})) is None
+    assert gained(answers.take(frame({}, ended=[Ended(1, "length")]))) == {1: [10, 10, 10, 10]}
+
+
+def test_a_choice_that_may_end_and_does_passes_on_once() -> None:
+    answers = opened([2], watched=2, ends=29)
+    out = answers.take(frame({2: [29]}, ended=[Ended(2, "length")]))
+    assert gained(out) == {2: [29]}
 
 
 def test_logprobs_come_with_their_tokens() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagemesh.tokenizer_svc.stops import StopFilter
+from pagemesh.tokenizer_svc.stops import StopEnds, StopFilter
+from pagemesh.tokenizer_svc.text_model import TextModel
 
 few_letters = st.text(alphabet="abc", max_size=12)
 stop_lists = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=4)
@@ -82,3 +83,29 @@ def test_stop_string_is_shown_when_asked_for(include: bool, shown: str) -> None:
 
 def test_no_stop_strings_hold_nothing() -> None:
     assert StopFilter([]).push("abc") == "abc"
+
+
+@pytest.mark.parametrize("model", ["smollm2", "sentencepiece"])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_stop_string_ends_only_in_a_token_where_it_may(
+    model: str, data: st.DataObject, request: pytest.FixtureRequest
+) -> None:
+    it: TextModel = request.getfixturevalue(model)
+    text = data.draw(st.text(alphabet="ab c\n世é", min_size=1, max_size=12))
+    stops = data.draw(st.lists(st.sampled_from(text), min_size=1, max_size=2))
+    ends = StopEnds(stops, it.vocabulary, skip_special_tokens=True)
+    stop_filter, decoder = StopFilter(stops), it.decoder(skip_special_tokens=True)
+    ids = it.vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+    for token_id in ids:
+        stop_filter.push(decoder.push(token_id))
+        if stop_filter.matched is not None:
+            assert ends[token_id]
+            return
+
+
+def test_most_tokens_end_no_stop_string(smollm2: TextModel) -> None:
+    ends = StopEnds(["User:"], smollm2.vocabulary, skip_special_tokens=True)
+    encode = smollm2.vocabulary.tokenizer.encode
+    assert [ends[i] for i in encode("the page", add_special_tokens=False).ids] == [False, False]
+    assert ends[encode(":", add_special_tokens=False).ids[0]]
