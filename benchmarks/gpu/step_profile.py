@@ -10,8 +10,11 @@ the steps are steady, `--steps` of them are timed as they are. Then, in a second
 
 The profiler makes launches slower, so the step's time comes from the first round and the device's
 from the second: idle = 1 - busy / step. The gaps of the second round tell where the device waits,
-not how long. `--mesh` measures the same in the worker process of a whole mesh, under the load of
-`pagemesh bench serve`.
+not how long. "graph ms" needs no profiler: it is the step's CUDA graph alone, launched so that the
+device never waits; what a step takes beyond it is the host, the copies and what is not in the
+graph. "launch ms" is the launching thread inside `Runner.launch`, "plan CPU" the thread that plans
+and takes in results (in the mesh it takes in results only). `--mesh` measures the same in the
+worker process of a whole mesh, under the load of `pagemesh bench serve`.
 """
 
 from __future__ import annotations

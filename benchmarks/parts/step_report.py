@@ -15,7 +15,7 @@ _MOST_CALLS: Final = 8
 _MOST_GAPS: Final = 6
 _NAME_CHARS: Final = 84
 _COLUMNS: Final = (
-    "rows", "step ms", "median", "p99", "busy ms", "kernels", "idle %", "launches",
+    "rows", "step ms", "median", "p99", "graph ms", "busy ms", "kernels", "idle", "launches",
     "launch ms", "its CPU", "plan CPU", "graph us",
 )  # fmt: skip
 
@@ -52,7 +52,8 @@ def _row(steps: PlainSteps, split: Split | None) -> str:
         busy = f"{split.busy_ms:10.3f}{split.kernel_ms:10.3f}"
         device = f"{busy}{idle_share(steps, split):10.1%}{split.launches:10.1f}"
         graph = f"{graph_launch_us(split):10.1f}"
-    return f"{steps.rows:10}{_cells(times)}{device}{_cells(host)}{graph}"
+    alone = f"{'-':>10}" if steps.graph_ms is None else f"{steps.graph_ms:10.3f}"
+    return f"{steps.rows:10}{_cells(times)}{alone}{device}{_cells(host)}{graph}"
 
 
 def _cells(values: tuple[float, ...]) -> str:

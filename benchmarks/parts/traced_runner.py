@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.runner import Runner
+from parts.graph_clock import alone_ms, replayed_graphs
 from parts.step_trace import Split, TooShort, annotation_of, split_steps
 
 _WARM_UP_STEPS: Final = 16
@@ -41,7 +43,8 @@ class PlainSteps(msgspec.Struct, tag=True):
     """Milliseconds a step without a profiler. `mean_ms` is the time from one result to the next.
     The launching thread's time is that inside `Runner.launch`, its CPU time the part in which it
     ran; the landing thread's CPU time is everything that it did from one result to the next, which
-    offline is planning and taking in results."""
+    offline is planning and taking in results. `graph_ms` is the time of the last step's CUDA graph
+    alone, launched again and again so that the device always has another one."""
 
     rows: int
     steps: int
@@ -51,6 +54,7 @@ class PlainSteps(msgspec.Struct, tag=True):
     launch_ms: float
     launch_cpu_ms: float
     landing_thread_cpu_ms: float
+    graph_ms: float | None
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -115,6 +119,7 @@ class TracedRunner:
         self._begun: Task | None = None
         self._task: Task | None = None
         self._notes: list[Note] = []
+        self._graphs: list[torch.cuda.CUDAGraph] = []
         self._trace: profile | None = None
 
     @property
@@ -141,6 +146,9 @@ class TracedRunner:
         self._notes.append(note)
         if task.kind == "profile" and len(self._notes) == _WARM_UP_STEPS:
             self._trace = _started_profile()
+        if task.kind == "plain" and len(self._notes) == _WARM_UP_STEPS + task.steps + 1:
+            with replayed_graphs() as self._graphs:
+                return NotedLanding(self._launch(step, note), note)
         return NotedLanding(self._launch(step, note), note)
 
     def _launch(self, step: Step, note: Note) -> Landing:
@@ -166,8 +174,9 @@ class TracedRunner:
         if len(counted) <= task.steps:
             return None
         if task.kind == "plain":
-            landed = counted[task.steps].landed_s > 0
-            return _plain(task.rows, counted[: task.steps + 1]) if landed else None
+            if not counted[task.steps].landed_s:
+                return None
+            return _plain(task.rows, counted[: task.steps + 1], alone_ms(self._graphs))
         assert self._trace is not None
         trace, self._trace = self._trace, None
         return self._split(trace, self._folder / f"{task.name}.json.gz")
@@ -175,6 +184,7 @@ class TracedRunner:
     def _start_over(self) -> None:
         """What came so far is no run of steps."""
         self._notes.clear()
+        self._graphs = []
         if self._trace is not None:
             self._trace.stop()
             self._trace = None
@@ -199,6 +209,8 @@ def _decodes(step: Step, rows: int) -> bool:
 
 def _started_profile() -> profile:
     """Of all CUDA work, and of what this thread does."""
+    # Otherwise a second profile of a process with CUDA graphs may crash.
+    os.environ.update(TEARDOWN_CUPTI="0", DISABLE_CUPTI_LAZY_REINIT="1")
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -207,7 +219,7 @@ def _started_profile() -> profile:
     return trace
 
 
-def _plain(rows: int, notes: list[Note]) -> PlainSteps:
+def _plain(rows: int, notes: list[Note], graph_ms: float | None) -> PlainSteps:
     """From the landing of the first note to that of the last."""
     n_steps, counted = len(notes) - 1, notes[1:]
     landed_s = [note.landed_s for note in notes]
@@ -222,4 +234,5 @@ def _plain(rows: int, notes: list[Note]) -> PlainSteps:
         launch_ms=mean(note.launch_s for note in counted) * 1e3,
         launch_cpu_ms=mean(note.launch_cpu_ns for note in counted) * _MS_PER_NS,
         landing_thread_cpu_ms=landing_ns / n_steps * _MS_PER_NS,
+        graph_ms=graph_ms,
     )

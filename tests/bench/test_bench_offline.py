@@ -19,8 +19,9 @@ from pagemesh.bench.offline import (
     WrongAnswer,
     latency,
     throughput,
+    warmups,
 )
-from pagemesh.bench.workloads import PREFILL_LENS, STEP_BATCHES, fixed
+from pagemesh.bench.workloads import PREFILL_LENS, PRESETS, STEP_BATCHES, fixed, shared_prefix
 from pagemesh.outputs import CompletionOutput, RequestOutput
 from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.sampling import SamplingParams
@@ -96,6 +97,37 @@ def test_no_prompt_comes_twice_so_no_cache_helps() -> None:
     assert len(set(engine.seen)) == len(engine.seen)
 
 
+def test_warm_up_comes_first_and_only_as_far_as_the_model_goes() -> None:
+    engine = ScriptedEngine(max_model_len=300)
+    OfflineBench(engine, engine.clock, warmups=warmups(gpu=True), show=False)
+    assert [len(ids) for ids in engine.seen] == ([64] + [100] * 8 + [200] * 256) * 2
+    assert {params.temperature for params in engine.params} == {0.0, 0.6}
+    cpu = [(len(one.prompts), one.temperature) for one in warmups(gpu=False)]
+    assert cpu == [(1, 0.0), (8, 0.0)]
+
+
+def test_a_prefix_is_cached_outside_the_measured_time() -> None:
+    engine = ScriptedEngine(vocab_tokens=200_000)
+    workload = shared_prefix(3, 16, 4, 5, cached=True)
+    (run,) = throughput(bench_of(engine), {"mine": lambda repeat: workload}, 1)
+    assert isinstance(run, ThroughputRun)
+    assert run.seconds == 60 * PREFILL_S_PER_TOKEN + 4 * STEP_S
+    assert [len(ids) for ids in engine.seen] == [17, 20, 20, 20]
+    assert len({ids[:16] for ids in engine.seen}) == 1
+
+
+@pytest.mark.parametrize("name", ["PREFIX", "PREFIX-warm", "PREFIX-none"])
+def test_prefix_workloads_have_one_size_and_no_ids_in_common(name: str) -> None:
+    workload = PRESETS[name](0)
+    assert (len(workload.prompts), workload.longest_tokens) == (200, 2240)
+    assert len({tuple(ids) for ids in workload.prompts}) == 200
+    n_shared = len({tuple(ids[:2048]) for ids in workload.prompts})
+    assert n_shared == (200 if name == "PREFIX-none" else 1)
+    assert workload.cached == (tuple(workload.prompts[0][:2048]) if name == "PREFIX-warm" else ())
+    others = {tuple(PRESETS[other](0).prompts[0][:16]) for other in PRESETS if other != name}
+    assert tuple(workload.prompts[0][:16]) not in others
+
+
 def test_ids_fit_the_vocabulary_and_nothing_ends_early() -> None:
     engine = ScriptedEngine(vocab_tokens=50)
     list(throughput(bench_of(engine), {"mine": lambda repeat: fixed(4, 8, 9, repeat)}, 1))
@@ -145,6 +177,9 @@ def test_both_commands_with_a_real_model(
     assert all(row["output_throughput"] > 0 for row in throughput_figures["rows"])
     note = f"Token ids are taken modulo the model's vocabulary of {VOCAB_TOKENS}."
     assert throughput_figures["notes"] == [note]
+    assert throughput_figures["settings"]["model"]["dtype"] == "float32"
+    assert throughput_figures["settings"].keys() == {"model", "cache", "scheduler", "parallel"}
+    assert throughput_figures["environment"]["packages"]["torch"]
 
     wanted = ["--workload", "W4", "--num-iters", "1"]
     assert cli.main(["bench", "latency", *tiny, *wanted, "--json", str(path)]) == 0

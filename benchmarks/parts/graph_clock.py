@@ -1,0 +1,47 @@
+"""The CUDA graphs that a piece of code launches, and how long they take alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from torch.cuda import CUDAGraph
+
+_WARM_UP_REPLAYS = 3
+_REPLAYS = 20
+
+
+@contextmanager
+def replayed_graphs() -> Iterator[list[CUDAGraph]]:
+    """Those that this process replays within the block, in order."""
+    graphs: list[CUDAGraph] = []
+    replay = CUDAGraph.replay
+
+    def noted_replay(graph: CUDAGraph) -> None:
+        graphs.append(graph)
+        replay(graph)
+
+    with patch.object(CUDAGraph, "replay", noted_replay):
+        yield graphs
+
+
+def alone_ms(graphs: list[CUDAGraph]) -> float | None:
+    """Milliseconds of all of them, launched one after the other so that the device never waits for
+    the host; None if there are none. They must leave the same behind however often they run."""
+    if not graphs:
+        return None
+    _replay(graphs, _WARM_UP_REPLAYS)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    _replay(graphs, _REPLAYS)
+    end.record()
+    end.synchronize()
+    elapsed_ms: float = start.elapsed_time(end)
+    return elapsed_ms / _REPLAYS
+
+
+def _replay(graphs: list[CUDAGraph], times: int) -> None:
+    for graph in graphs * times:
+        graph.replay()
