@@ -34,7 +34,7 @@ def _prefetch(rows, first, steps, k, BLOCK_K: tl.constexpr, STEPS: tl.constexpr)
     line: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
     for step in tl.static_range(STEPS):
         if step < steps:
-            column = first + step * BLOCK_K + tl.arange(0, BLOCK_K // line) * line
+            column = first + step * BLOCK_K + tl.arange(0, (BLOCK_K + line - 1) // line) * line
             column = tl.minimum(column, k - 1)
             tl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; mov.u32 $0, 0;",

@@ -217,3 +217,15 @@ def test_out_of_memory_passes_by_parts(
     result = driver.run({0: len(PROMPT)})
     assert result.failed == []
     assert unpack_ids(result.sampled) == expected[0][:1]
+
+
+def test_more_tokens_than_a_step_may_have(expected: list[list[int]]) -> None:
+    """Rows that are too many together pass by parts; a prompt that is too long alone fails."""
+    driver = driver_of(new_runner("cuda", num_blocks=200))
+    for slot in range(3):
+        driver.enter(slot, PROMPT * 20)
+    driver.enter(3, PROMPT, PARAMS[0], seed=0)
+    step = driver.plan({0: 140, 1: 140, 2: 140, 3: 7})
+    result = driver.runner.execute(step)
+    assert result.failed == []
+    assert driver.sampled(step, result)[3] == expected[0][0]

@@ -152,6 +152,8 @@ class GPUExecutor:
         """Rows of any number of tokens, launched kernel by kernel."""
         n, sampling = len(rows), np.flatnonzero(rows.samples)
         ends = np.cumsum(rows.n_tokens)
+        if ends[-1] > len(self._buffers.token_ids):  # kernels check no bounds
+            raise ValueError(f"{ends[-1]} tokens are more than a step of this worker may have")
         source, words = pinned(n * ROW_WORDS + 2 * len(sampling))
         packed = words[: n * ROW_WORDS].reshape(n, ROW_WORDS)
         for column, values in enumerate((rows.slots, rows.starts, rows.n_tokens, ends)):
