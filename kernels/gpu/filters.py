@@ -196,6 +196,8 @@ def _search_kernel(
     floor = top + load_float(own, LOG_MIN_P)
     cut = floor
     total = tl.zeros((), tl.float64)
+    if top_p < 1.0:
+        total = _total_mass(masses + row * n_slices * 2, top, n_slices, SLICES)
     if has_top_k:
         if top_k * _GROUP <= vocab_tokens:
             ones = tl.full((GROUPS,), 1.0, tl.float32)
@@ -203,7 +205,6 @@ def _search_kernel(
             cut = tl.maximum(floor, cut)
     elif (top_p < 1.0) & (floor == -float("inf")):
         # With another filter, tokens below a cut by top_p might count.
-        total = _total_mass(masses + row * n_slices * 2, top, n_slices, SLICES)
         target = (top_p * total).to(tl.float32) * _SURE
         cut = _bisect(best, tl.exp(best - top), target, -float("inf"), top)
 

@@ -170,6 +170,7 @@ def hard_rows(vocab_tokens: int) -> torch.Tensor:
     [
         Way(0.9, 3),
         Way(0.7, 70),
+        Way(0.7, 70, 0.9),
         Way(1.0, 10**9),
         Way(1.0, 0, 0.5),
         Way(1.1, 0, 1e-6),
