@@ -18,6 +18,7 @@ from pagemesh.llm_loop import LLMLoop
 from pagemesh.llm_progress import Progress
 from pagemesh.outputs import RequestOutput
 from pagemesh.prepare import prepare
+from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.logs import configure_logging
 from pagemesh.shared.messages import Generate, ModelCard, Prompt
@@ -121,7 +122,9 @@ class LLM:
         self, prompts: list[Prompt], sampling_params: ParamsInput, use_tqdm: bool
     ) -> list[RequestOutput]:
         params = _one_each(sampling_params, len(prompts))
-        with self._lock:
+        # Nothing is frozen, as the services do it: what the process holds is its owner's, who may
+        # want it collected later.
+        with self._lock, rare_collections():
             checked = [
                 self._check(index, *pair)
                 for index, pair in enumerate(zip(prompts, params, strict=True))

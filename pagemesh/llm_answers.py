@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, repeat
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from pagemesh.llm_progress import Progress
 from pagemesh.outputs import CompletionOutput, RequestOutput
@@ -17,6 +16,8 @@ from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.stops import StopEnds
+
+_ONE: Final = pack_ids([1])
 
 
 class _Keepers(dict[int, Callable[[int], None]]):
@@ -40,19 +41,19 @@ class WholeAnswers:
 
     def __init__(self) -> None:
         self._keep = _Keepers()
-        self._ids: dict[int, array[int]] = {}
+        self._ids: dict[int, list[int]] = {}
         self._logprobs: dict[int, list[LogprobRow]] = {}
         self._due: list[int] = []
         """Choices in whose text a stop string may have ended with this step."""
 
     def open(self, key: int, stop_ends: StopEnds | None) -> None:
-        ids = self._ids[key] = array("i")
+        ids = self._ids[key] = []
         if stop_ends is None:
             self._keep[key] = ids.append
         else:
             self._keep[key] = partial(self._watch, key, ids, stop_ends)
 
-    def _watch(self, key: int, ids: array[int], stop_ends: StopEnds, token_id: int) -> None:
+    def _watch(self, key: int, ids: list[int], stop_ends: StopEnds, token_id: int) -> None:
         ids.append(token_id)
         if stop_ends[token_id]:
             self._due.append(key)
@@ -68,10 +69,7 @@ class WholeAnswers:
         """A frame with all the tokens of the choices that `tokens` ends; None if there is nothing
         to say yet."""
         keep = self._keep
-        key_of_each = chain.from_iterable(
-            map(repeat, unpack_ids(tokens.keys), unpack_ids(tokens.counts))
-        )
-        for key, token_id in zip(key_of_each, unpack_ids(tokens.ids), strict=True):
+        for key, token_id in zip(_key_of_each(tokens), unpack_ids(tokens.ids), strict=True):
             keep[key](token_id)
         for row in tokens.logprobs:
             self._logprobs.setdefault(row.key, []).append(row)
@@ -95,8 +93,15 @@ class WholeAnswers:
             logprobs=logprobs,
         )
         for ids in kept:
-            del ids[:]
+            ids.clear()
         return frame
+
+
+def _key_of_each(tokens: Tokens) -> list[int]:
+    keys = unpack_ids(tokens.keys)
+    if tokens.counts == _ONE * len(keys):
+        return keys
+    return [*chain.from_iterable(map(repeat, keys, unpack_ids(tokens.counts)))]
 
 
 class Answers:

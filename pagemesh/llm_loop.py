@@ -15,7 +15,6 @@ from typing import Final
 
 import structlog
 
-from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.shared.engine_messages import Submit, Tokens
 from pagemesh.shared.messages import EngineStats, ModelCard
@@ -68,22 +67,16 @@ class LLMLoop:
         """
         queue = deque(submits)
         try:
-            # No object is frozen, as the services do it: the process and its objects are the
-            # caller's, who may want them collected later.
-            with rare_collections():
-                self._run(queue, take)
+            while queue or not self._engine.idle:
+                self._feed(queue)
+                self._launch()
+                for tokens in self._land():
+                    self._launch()  # the worker computes on while this thread takes
+                    self._deliver(tokens, take)
         except BaseException:
             self._start_over()
             raise
         self._audit()
-
-    def _run(self, queue: deque[Submit], take: Take) -> None:
-        while queue or not self._engine.idle:
-            self._feed(queue)
-            self._launch()
-            for tokens in self._land():
-                self._launch()  # the worker computes on while this thread takes
-                self._deliver(tokens, take)
 
     def _feed(self, queue: deque[Submit]) -> None:
         """Keep the engine's waiting queue short, however many prompts there are."""

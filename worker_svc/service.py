@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -86,6 +87,9 @@ class WorkerService:
             load = partial(self._build, self._runtime.settings, self._report)
             self._runner = await self._compute.submit(load)
             self._metrics.describe_pool(self._runner.card, self._runner.capacity)
+            # As the shell did at the start: loading made most of what is here to stay.
+            gc.collect()
+            gc.freeze()
             log.info("model_ready", model=self._runner.card.names[0])
             self._offer()
             await self._watch()
