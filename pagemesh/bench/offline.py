@@ -1,11 +1,12 @@
 """`pagemesh bench throughput` and `bench latency`: the engine in this process, no sockets.
 
-Every repeat has prompts of its own, so no repeat finds the last one's blocks in the prefix cache.
+Every run has prompts of its own, so none finds another's blocks in the prefix cache.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -104,13 +105,18 @@ class OfflineBench:
         self._llm = llm
         self._now_s = now_s
         self._show = show
+        self._n_runs = Counter[tuple[int, ...]]()
         for workload in warmups:
             if self.does_not_fit(workload) is None:
                 self._seconds(workload, show=False)
 
     def seconds(self, workload: Workload) -> float:
-        """How long the workload takes, with what it wants cached computed before. Raises
-        WrongAnswer when an answer is not complete."""
+        """How long the workload takes, with what it wants cached computed before. A workload that
+        ran already (W1 and W1greedy have the same ids) runs with other ids. Raises WrongAnswer when
+        an answer is not complete."""
+        first = tuple(workload.prompts[0])
+        workload = workload.shifted(self._n_runs[first])
+        self._n_runs[first] += 1
         if workload.cached:
             self._seconds(Workload([[*workload.cached, 1]], [1]), show=False)
         return self._seconds(workload, show=self._show)

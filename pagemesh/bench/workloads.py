@@ -46,6 +46,13 @@ class Workload(NamedTuple):
             cached=tuple(i % vocab_tokens for i in self.cached),
         )
 
+    def shifted(self, by: int) -> Workload:
+        """The same workload with other ids."""
+        return self._replace(
+            prompts=[[i + by for i in ids] for ids in self.prompts],
+            cached=tuple(i + by for i in self.cached),
+        )
+
 
 def varied(repeat: int = 0, temperature: float = 0.6) -> Workload:
     """256 requests, in and out 100 to 1024, as nano-vllm's benchmark draws them."""

@@ -116,6 +116,14 @@ def test_a_prefix_is_cached_outside_the_measured_time() -> None:
     assert len({ids[:16] for ids in engine.seen}) == 1
 
 
+def test_a_workload_that_comes_again_has_other_ids() -> None:
+    engine = ScriptedEngine(vocab_tokens=200_000)
+    workload = shared_prefix(3, 16, 4, 5, cached=True)
+    list(throughput(bench_of(engine), dict.fromkeys("abc", lambda repeat: workload), 1))
+    assert len(set(engine.seen)) == len(engine.seen) == 12
+    assert len({ids[:16] for ids in engine.seen}) == 3
+
+
 @pytest.mark.parametrize("name", ["PREFIX", "PREFIX-warm", "PREFIX-none"])
 def test_prefix_workloads_have_one_size_and_no_ids_in_common(name: str) -> None:
     workload = PRESETS[name](0)
