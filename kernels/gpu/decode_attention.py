@@ -105,6 +105,7 @@ def decode_attention(
         D=triton.next_power_of_2(head_dim),
         TILE=config.tile_tokens,
         COLUMNS=triton.next_power_of_2(config.max_chunks),
+        AT_ONCE=_chunks_at_once(heads, config.num_warps),
         PDL=pdl(),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -112,6 +113,12 @@ def decode_attention(
         launch_pdl=pdl(),
     )
     return out
+
+
+def _chunks_at_once(heads: Heads, num_warps: int) -> int:
+    """How many partial sums are read together: 32 numbers a thread."""
+    numbers = triton.next_power_of_2(heads.group) * triton.next_power_of_2(heads.head_dim)
+    return max(2, num_warps * 32 * 32 // numbers)
 
 
 @triton.jit(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])
@@ -144,10 +151,12 @@ def _decode_kernel(
     D: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """`scale` includes log2(e): weights are powers of two. M, G: GROUP padded for the matrix
-    product and for the rest; D: HEAD_DIM padded; COLUMNS: the most chunks of a row, padded."""
+    product and for the rest; D: HEAD_DIM padded; COLUMNS: the most chunks of a row, padded;
+    AT_ONCE: chunks whose sums are read together."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -208,7 +217,7 @@ def _decode_kernel(
                     G,
                     D,
                     COLUMNS,
-                    max(2, 16 // G),
+                    AT_ONCE,
                 )
                 _store(result, whole, out_head_stride, GROUP, HEAD_DIM, G, D)
         pair, row, start, stop, which = next_pair, next_row, next_start, next_stop, next_which
@@ -296,14 +305,19 @@ def _combine(
     highest = tl.where(g < GROUP, tl.max(peaks_of_all, 0), 0.0)
     weight = tl.sum(weights * tl.exp2(peaks_of_all - highest[None, :]), 0)
     acc = tl.zeros([G, D], tl.float32)
-    for first in tl.range(0, n_chunks, AT_ONCE, num_stages=3):
-        chunk = first + tl.arange(0, AT_ONCE)
-        peak = _per_head(peaks, chunk, n_chunks, float("-inf"), GROUP, G)
+    chunk = tl.arange(0, AT_ONCE)
+    offset = (chunk[:, None] * GROUP + g[None, :])[:, :, None] * HEAD_DIM + d[None, None, :]
+    wide = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    for first in range(0, n_chunks, AT_ONCE):
+        left = n_chunks - first
+        peak = _per_head(peaks + first * GROUP, chunk, left, float("-inf"), GROUP, G)
+        partial = tl.load(
+            sums + first * (GROUP * HEAD_DIM) + offset,
+            mask=(chunk < left)[:, None, None] & wide[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
         share = tl.exp2(peak - highest[None, :])
-        place = (chunk[:, None] * GROUP + g[None, :])[:, :, None] * HEAD_DIM + d[None, None, :]
-        there = (chunk < n_chunks)[:, None, None] & (g < GROUP)[None, :, None]
-        there &= (d < HEAD_DIM)[None, None, :]
-        partial = tl.load(sums + place, mask=there, other=0.0, cache_modifier=".cg")
         acc += tl.sum(partial * share[:, :, None], 0)
     return acc / tl.where(g < GROUP, weight, 1.0)[:, None]
 

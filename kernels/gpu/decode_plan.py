@@ -19,7 +19,8 @@ from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
 ITEM_FIELDS: Final = 4
-_ROWS: Final = 64
+# Rows that take turns, chunk by chunk.
+_ROWS: Final = 16
 # 32-bit registers of a multiprocessor, of every card since Kepler.
 _REGISTERS: Final = 65536
 
@@ -77,8 +78,8 @@ class DecodePlan:
     items: Tensor
     """int32[rows * max_chunks + room to read ahead, 4]: row, first token, token after the last, and
     the chunk's number in the row with the row's number of chunks above it (<< 16). The first chunks
-    of all rows come first, then the second …: rows with a common prefix share it in the L2 cache.
-    """
+    of 16 rows come first, then their second …: rows with a common prefix share it in the L2 cache,
+    and a row's partial sums are still there when its last chunk is done."""
     n_items: Tensor
     """int32[2]: the number, and how many (item, KV head) pairs were taken beyond each program's
     first; zero between layers."""
@@ -136,6 +137,7 @@ def _new_plan(
         config.chunk_tokens,
         config.max_chunks,
         N_KV_HEADS=heads.n_kv_heads,
+        HEADS=triton.next_power_of_2(heads.n_kv_heads),
         COLUMNS=triton.next_power_of_2(config.max_chunks),
         ROWS=_ROWS,
         PDL=pdl(),
@@ -168,40 +170,45 @@ def _plan_kernel(
     chunk_tokens,
     max_chunks,
     N_KV_HEADS: tl.constexpr,
+    HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
+    AT_ONCE: tl.constexpr = 128,
 ):
-    """Each program writes the items of its ROWS rows, and counts those of the others to know
-    where. A row of length 0 has one empty item: its output is written too."""
+    """Each program writes the items of its ROWS rows, and counts those of the rows before. A row
+    of length 0 has one empty item: its output is written too. HEADS, COLUMNS: N_KV_HEADS and
+    max_chunks padded."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     mine = tl.program_id(0) * ROWS
-    column = tl.arange(0, COLUMNS)
-    total = tl.zeros([COLUMNS], tl.int32)
-    before = tl.zeros([COLUMNS], tl.int32)
-    for start in range(0, n_rows, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        _, _, _, n_chunks = _cut(seq_lens, rows, n_rows, window, tile, chunk_tokens, max_chunks)
-        there = tl.sum((n_chunks[:, None] > column[None, :]).to(tl.int32), 0)
-        total += there
-        before += tl.where(start < mine, there, 0)
-    if mine == 0:
-        tl.store(n_items, tl.sum(total, 0))
-        tl.store(n_items + 1, 0)
+    before = tl.zeros([AT_ONCE], tl.int32)
+    for start in range(0, mine, AT_ONCE):
+        rows = start + tl.arange(0, AT_ONCE)
+        _, _, _, n_chunks = _cut(seq_lens, rows, mine, window, tile, chunk_tokens, max_chunks)
+        before += n_chunks
+    n_before = tl.sum(before, 0)
 
     rows = mine + tl.arange(0, ROWS)
     first, lens, chunk, n_chunks = _cut(
         seq_lens, rows, n_rows, window, tile, chunk_tokens, max_chunks
     )
+    if mine + ROWS >= n_rows:
+        tl.store(n_items, n_before + tl.sum(n_chunks, 0))
+        tl.store(n_items + 1, 0)
+    column = tl.arange(0, COLUMNS)
     exists = n_chunks[:, None] > column[None, :]
-    rank = tl.cumsum(exists.to(tl.int32), 0) - 1
-    place = items + 4 * (tl.cumsum(total, 0) - total + before + rank)
+    ones = exists.to(tl.int32)
+    of_column = tl.sum(ones, 0)
+    place = n_before + tl.cumsum(of_column, 0) - of_column + tl.cumsum(ones, 0) - 1
+    place = items + 4 * place
     start = first[:, None] + chunk[:, None] * column[None, :]
-    tl.store(place, rows[:, None] + tl.zeros_like(rank), mask=exists)
+    tl.store(place, rows[:, None] + tl.zeros_like(start), mask=exists)
     tl.store(place + 1, start, mask=exists)
     tl.store(place + 2, tl.minimum(start + chunk[:, None], lens[:, None]), mask=exists)
     tl.store(place + 3, column[None, :] + (n_chunks[:, None] << 16), mask=exists)
-    for head in range(N_KV_HEADS):
-        tl.store(arrived + rows * N_KV_HEADS + head, tl.zeros_like(rows), mask=rows < n_rows)
+    head = tl.arange(0, HEADS)
+    counter = rows[:, None] * N_KV_HEADS + head[None, :]
+    counted = (rows < n_rows)[:, None] & (head < N_KV_HEADS)[None, :]
+    tl.store(arrived + counter, tl.zeros_like(counter), mask=counted)
