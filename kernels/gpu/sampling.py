@@ -123,11 +123,16 @@ def _draw_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    first = part * SLICE
+    logits += row * row_stride
+    ids = first + tl.arange(0, SLICE // _NEAR)[:, None] * _NEAR + tl.arange(0, _NEAR)[None, :]
+    if smallest is None:
+        # The longest wait begins first; what a padding row holds is not looked at.
+        x = tl.load(logits + ids, mask=ids < vocab_tokens, other=0.0).to(tl.float32)
     slot = tl.load(slots + row)
     if slot < 0:
         return
     own = params_of(table, slot)
-    first = part * SLICE
     at = row * tl.num_programs(0) + part
     floor = tl.full((), -float("inf"), tl.float32)
     if smallest is not None:
@@ -139,13 +144,11 @@ def _draw_kernel(
                 tl.store(best + at, -float("inf"))
                 tl.store(best_ids + at, first)
                 return
-    logits += row * row_stride
-    ids = first + tl.arange(0, SLICE // _NEAR)[:, None] * _NEAR + tl.arange(0, _NEAR)[None, :]
-    x = tl.load(logits + ids, mask=ids < vocab_tokens, other=0.0).to(tl.float32)
-    # NaN and inf make NaN of the sum, at one operation an element.
-    spoiled = tl.max((x != x).to(tl.int32)) > 0 if EDITED else tl.sum(x * 0.0) != 0.0
+        x = tl.load(logits + ids, mask=ids < vocab_tokens, other=0.0).to(tl.float32)
     scale, random = load_scale(own), is_random(own)
     key = row_key(tl.load(own + SEED), tl.load(own + SEED + 1), tl.load(positions + row))
+    # NaN and inf make NaN of the sum, at one operation an element.
+    spoiled = tl.max((x != x).to(tl.int32)) > 0 if EDITED else tl.sum(x * 0.0) != 0.0
     bounds = x * scale
     if smallest is not None:
         bounds = tl.where(bounds >= floor, bounds, -float("inf"))
