@@ -254,13 +254,16 @@ def _attend(
     peak = tl.full([M], float("-inf"), tl.float32)
     # Summed over a row only at the end: a sum per tile would make the warps wait for each other.
     weights = tl.zeros([M, TILE], tl.float32)
+    # Tiles begin at multiples of TILE, so that where a token is in its page follows from `offset`.
+    base = start // TILE * TILE
     offset = tl.arange(0, TILE)
-    page = _pages(table, start + offset, stop, PAGE_BITS)
-    for first in range(start, stop, TILE):
-        token = first + offset
-        seen = token < stop
-        place = page.to(tl.int64) * page_stride + (token & (2**PAGE_BITS - 1)) * HEAD_DIM
-        place = place[:, None] + d[None, :]
+    page = _pages(table, base, offset, start, stop, PAGE_BITS)
+    for first in range(base, stop, TILE):
+        seen = _within(first + offset, start, stop)
+        in_page = (first & (2**PAGE_BITS - 1) & -TILE) + (offset & (2**PAGE_BITS - 1))
+        place = (
+            page.to(tl.int64)[:, None] * page_stride + (in_page * HEAD_DIM)[:, None] + d[None, :]
+        )
         there = seen[:, None] & (d < HEAD_DIM)[None, :]
         k = tl.load(k_cache + place, mask=there, other=0.0)
         score = tl.dot(query, k.T, input_precision="ieee")
@@ -273,14 +276,21 @@ def _attend(
         weights = weights * decay[:, None] + weight
         peak = higher
         # Read ahead: the loads of the next tile wait for nothing.
-        page = _pages(table, token + TILE, stop, PAGE_BITS)
+        page = _pages(table, first + TILE, offset, start, stop, PAGE_BITS)
     return acc, peak, tl.sum(weights, 1)
 
 
 @triton.jit
-def _pages(table, token, stop, PAGE_BITS: tl.constexpr):
-    """The pages of tokens; the null page of those past the end."""
-    return tl.load(table + (token >> PAGE_BITS), mask=token < stop, other=0)
+def _pages(table, first, offset, start, stop, PAGE_BITS: tl.constexpr):
+    """The pages of tokens first + offset; the null page of those outside start … stop."""
+    place = table + (first >> PAGE_BITS) + (offset >> PAGE_BITS)
+    return tl.load(place, mask=_within(first + offset, start, stop), other=0)
+
+
+@triton.jit
+def _within(token, start, stop):
+    """start <= token < stop, in one comparison."""
+    return (token - start).to(tl.uint32) < (stop - start).to(tl.uint32)
 
 
 @triton.jit
