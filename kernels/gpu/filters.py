@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.bisection import GROUP, bisect, probe, search
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.row_params import (
     LOG_MIN_P,
@@ -29,15 +30,12 @@ from pagemesh.kernels.gpu.row_params import (
     params_of,
 )
 
-GROUP: Final = 64
 SLICE_GROUPS: Final = 64
 """Groups of a survey's program. The order of its sums follows from this."""
 
 _GROUP = tl.constexpr(GROUP)
 # More probability than asked, so that the rounding of a sum cannot make a cut too high.
 _SURE = tl.constexpr(1.0001)
-# How far the share of a sample may be from that of all.
-_DOUBT = tl.constexpr(0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +199,12 @@ def _search_kernel(
     if has_top_k:
         if top_k * _GROUP <= vocab_tokens:
             ones = tl.full((GROUPS,), 1.0, tl.float32)
-            cut = _bisect(best, ones, top_k.to(tl.float32), -float("inf"), top)
+            cut = bisect(best, ones, top_k.to(tl.float32), -float("inf"), top)
             cut = tl.maximum(floor, cut)
     elif (top_p < 1.0) & (floor == -float("inf")):
         # With another filter, tokens below a cut by top_p might count.
         target = (top_p * total).to(tl.float32) * _SURE
-        cut = _bisect(best, tl.exp(best - top), target, -float("inf"), top)
+        cut = bisect(best, tl.exp(best - top), target, -float("inf"), top)
 
     is_wanted = (best >= cut) & (group * _GROUP < vocab_tokens)
     wanted += row * n_groups
@@ -217,18 +215,18 @@ def _search_kernel(
     scale = load_scale(own)
     if has_top_k:
         k = top_k.to(tl.float32)
-        kth = _search(
+        kth = search(
             logits, wanted, n_wanted, vocab_tokens, scale, top, cut, k, k / (n_wanted * _GROUP),
             NEAR, FAR, False,
         )  # fmt: skip
         floor = tl.maximum(floor, kth)
     if top_p < 1.0:
         if floor > -float("inf"):
-            total, _above, _below = _probe(
+            total, _above, _below = probe(
                 logits, wanted, n_wanted, vocab_tokens, scale, top, floor, FAR, True
             )
         target = top_p.to(tl.float64) * total
-        floor = _search(
+        floor = search(
             logits, wanted, n_wanted, vocab_tokens, scale, top, tl.maximum(floor, cut), target,
             top_p, NEAR, FAR, True,
         )  # fmt: skip
@@ -242,105 +240,3 @@ def _total_mass(masses, top, n_slices, SLICES: tl.constexpr):
     best = tl.load(masses + part * 2, mask=part < n_slices, other=-float("inf"))
     mass = tl.load(masses + part * 2 + 1, mask=part < n_slices, other=0.0)
     return tl.sum((tl.exp(best - top) * mass).to(tl.float64), axis=0)
-
-
-@triton.jit
-def _bisect(values, weights, target, low, high):
-    """The largest of the values between `low` and `high` such that those no smaller weigh at least
-    `target`; `low` if there is none. None is above `high`."""
-    low = tl.full((), 0.0, tl.float32) + low
-    while low < high:
-        middle = _between(low, high)
-        inside = values >= middle
-        if tl.sum(tl.where(inside, weights, 0.0)) >= target:
-            low = tl.min(tl.where(inside, values, float("inf")))
-        else:
-            high = tl.max(tl.where(inside, -float("inf"), values))
-    return low
-
-
-@triton.jit
-def _search(
-    logits, wanted, n_wanted, vocab_tokens, scale, top, low, target, share,
-    NEAR: tl.constexpr, FAR: tl.constexpr, MASS: tl.constexpr,
-):  # fmt: skip
-    """`_bisect` over the tokens of the wanted groups, up to `top`. Weights are exp(value - top)
-    with MASS, else 1; `target` is about the fraction `share` of all above `low`.
-
-    Few groups stay in registers. More are read in every round, of which there are fewer if the
-    first ones take the bounds that a sample of the groups suggests. Probabilities are added in
-    float64: a long tail of small ones would drown in float32.
-    """
-    high = top
-    place = tl.arange(0, NEAR) * tl.maximum(n_wanted // NEAR, 1)
-    x = _load_wanted(logits, wanted, place, n_wanted, vocab_tokens) * scale
-    weights = tl.exp(x - top).to(tl.float64) if MASS else tl.full(x.shape, 1.0, tl.float32)
-    if n_wanted <= NEAR:
-        low = _bisect(x, weights, target, low, high)
-    else:
-        about = share * tl.sum(tl.where(x >= low, weights, 0.0))
-        guess = _bisect(x, weights, about * (1 - _DOUBT), low, high)
-        next_guess = _bisect(x, weights, about * (1 + _DOUBT), low, guess)
-        while low < high:
-            middle = tl.where((low < guess) & (guess < high), guess, _between(low, high))
-            guess, next_guess = next_guess, low
-            weight, above, below = _probe(
-                logits, wanted, n_wanted, vocab_tokens, scale, top, middle, FAR, MASS
-            )
-            if weight >= target:
-                low = above
-            else:
-                high = below
-    return low
-
-
-@triton.jit
-def _probe(
-    logits, wanted, n_wanted, vocab_tokens, scale, top, middle,
-    CHUNK: tl.constexpr, MASS: tl.constexpr,
-):  # fmt: skip
-    """The weight of the values that are at least `middle`, the smallest of them, and the largest
-    below."""
-    weight = tl.zeros((), tl.float64)
-    above = tl.full((), float("inf"), tl.float32)
-    below = tl.full((), -float("inf"), tl.float32)
-    first = 0
-    while first < n_wanted:
-        place = first + tl.arange(0, CHUNK)
-        x = _load_wanted(logits, wanted, place, n_wanted, vocab_tokens) * scale
-        inside = x >= middle
-        of_group = tl.sum(tl.where(inside, tl.exp(x - top) if MASS else 1.0, 0.0), axis=1)
-        weight += tl.sum(of_group.to(tl.float64))
-        above = tl.minimum(above, tl.min(tl.where(inside, x, float("inf"))))
-        below = tl.maximum(below, tl.max(tl.where(inside, -float("inf"), x)))
-        first += CHUNK
-    return weight, above, below
-
-
-@triton.jit
-def _load_wanted(logits, wanted, place, n_wanted, vocab_tokens):
-    """float32[N, GROUP] logits of the groups at N places of the list; -inf past its end."""
-    group = tl.load(wanted + place, mask=place < n_wanted, other=0)
-    ids = group[:, None] * _GROUP + tl.arange(0, _GROUP)[None, :]
-    is_token = (place < n_wanted)[:, None] & (ids < vocab_tokens)
-    return tl.load(logits + ids, mask=is_token, other=-float("inf")).to(tl.float32)
-
-
-@triton.jit
-def _between(low, high):
-    """The middle of the floats in (low, high]: of their bits, so every range is halved in as many
-    rounds as there are bits."""
-    return _value(((_image(low).to(tl.int64) + _image(high) + 1) >> 1).to(tl.int32))
-
-
-@triton.jit
-def _image(x):
-    """int32 in the order of float32 `x`; the zeros have one image."""
-    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _value(image):
-    """Inverse of `_image`."""
-    return (image ^ ((image >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

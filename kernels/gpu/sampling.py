@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagemesh.kernels.gpu.filters import GROUP, Survey, survey, thresholds
+from pagemesh.kernels.gpu.bisection import GROUP
+from pagemesh.kernels.gpu.filters import Survey, survey, thresholds
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.noise import gumbel_bound, gumbel_of_bits, row_key, token_bits
 from pagemesh.kernels.gpu.row_params import SEED, SamplingRows, is_random, load_scale, params_of

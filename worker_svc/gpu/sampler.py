@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
 from pagemesh.worker_svc.sampling_state import ADJUSTED, FILTERED, LOGPROBS, PENALISED
+
+_MORE: Final = ADJUSTED | FILTERED | LOGPROBS
+_NO_ROWS: Final = np.empty(0, np.int64)
 
 
 class HostRows(NamedTuple):
@@ -40,6 +43,13 @@ class GPUSampled:
     logprobs: Logprobs | None
 
 
+    @classmethod
+    def plain(cls, result: Tensor) -> GPUSampled:
+        """Of int32[2, R] tokens and flags, where no row asked for logprobs."""
+        tokens, finite = result
+        return cls(tokens, finite, _NO_ROWS, _NO_ROWS, None)
+
+
 class GPUSampler:
     """Chooses the kernels that a step's rows need, by the host's mirror of their parameters.
 
@@ -49,6 +59,14 @@ class GPUSampler:
 
     def __init__(self, state: GPUSamplingState) -> None:
         self._state = state
+
+    def asks_more(self, slots: Ints) -> bool:
+        """Whether a row needs more than `draw` does."""
+        return bool((self._state.needs[slots] & _MORE).any())
+
+    def draw(self, logits: Tensor, rows: SamplingRows, out: SampledTokens) -> None:
+        """Sample each row by its temperature alone."""
+        sample_rows(logits, rows, out, filtered=False)
 
     def __call__(
         self, logits: Tensor, host: HostRows, rows: SamplingRows, out: SampledTokens
