@@ -27,7 +27,6 @@ from typing import Any
 
 import msgspec
 from parts.profiled_engine import profile_offline
-from parts.profiled_mesh import profile_mesh
 from parts.shape_args import parse_shape_args
 from parts.step_report import Outcomes, graph_launch_us, idle_share, report_lines
 from parts.step_trace import Split
@@ -59,6 +58,9 @@ def planned(args: Namespace) -> Iterator[Task]:
 def measure(args: Namespace, settings: Settings) -> Outcomes:
     tasks, keep = list(planned(args)), args.keep_traces
     if args.mesh:
+        # Late: a mesh needs packages that an engine alone does not.
+        from parts.profiled_mesh import profile_mesh
+
         return asyncio.run(profile_mesh(settings, tasks, args.context, args.out, keep=keep))
     return profile_offline(settings, tasks, args.context, args.out, keep=keep)
 

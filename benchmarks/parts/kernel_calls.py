@@ -4,6 +4,7 @@ padding, sizes that fill no tile. What they compute is for the tests to judge.""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -77,8 +78,8 @@ def kernel_calls(device: str, dtype: torch.dtype) -> Iterator[Call]:
 
 def _batches(where: Where) -> Iterator[Call]:
     for block_tokens in (16, 64):
-        yield Call(f"gather_rows pages of {block_tokens}", lambda b=block_tokens: _gather(where, b))
-    yield Call("scatter_writes", lambda: _scatter(where))
+        yield Call(f"gather_rows pages of {block_tokens}", partial(_gather, where, block_tokens))
+    yield Call("scatter_writes", partial(_scatter, where))
 
 
 def _state(where: Where) -> BatchState:
@@ -122,19 +123,17 @@ def _linear_output(where: Where, rows: int, columns: int, splits: int) -> Tensor
 def _norms(where: Where) -> Iterator[Call]:
     weight, table = where.random(HIDDEN), where.random(11, HIDDEN)
     ids = where.ints([0, 10, 3], torch.int64)
-    yield Call("embed_rms_norm", lambda: embed_rms_norm(ids, table, weight, EPS))
+    yield Call("embed_rms_norm", partial(embed_rms_norm, ids, table, weight, EPS))
     for splits in (1, 3):
         x, residual = _linear_output(where, 3, HIDDEN, splits), where.random(3, HIDDEN)
-        yield Call(f"rms_norm S={splits}", lambda x=x: rms_norm(x, weight, EPS))
-        yield Call(
-            f"add_rms_norm S={splits}", lambda x=x, r=residual: add_rms_norm(x, r, weight, EPS)
-        )
+        yield Call(f"rms_norm S={splits}", partial(rms_norm, x, weight, EPS))
+        yield Call(f"add_rms_norm S={splits}", partial(add_rms_norm, x, residual, weight, EPS))
 
 
 def _activations(where: Where) -> Iterator[Call]:
     for splits in (1, 3):
         gate_up = _linear_output(where, 3, 2 * HIDDEN, splits)
-        yield Call(f"silu_mul S={splits}", lambda g=gate_up: silu_mul(g, dtype=where.dtype))
+        yield Call(f"silu_mul S={splits}", partial(silu_mul, gate_up, dtype=where.dtype))
 
 
 def _ropes(where: Where) -> Iterator[Call]:
@@ -142,7 +141,7 @@ def _ropes(where: Where) -> Iterator[Call]:
     for (heads, kv_heads, dim), splits in product(shapes, (1, 2)):
         yield Call(
             f"rope_store {heads}/{kv_heads} heads of {dim} S={splits}",
-            lambda h=heads, k=kv_heads, d=dim, s=splits: _rope(where, h, k, d, s),
+            partial(_rope, where, heads, kv_heads, dim, splits),
         )
 
 
@@ -212,8 +211,8 @@ def _decodes(where: Where) -> Iterator[Call]:
         for config, kind in ((small, "small chunks"), (None, "own choice")):
             yield Call(
                 f"decode_attention {heads} pages of {page} window {window} {kind}",
-                lambda p=pages, h=heads, w=window, c=config: decode_attention(
-                    *p, scale=h[2] ** -0.5, window=w, config=c
+                partial(
+                    decode_attention, *pages, scale=heads[2] ** -0.5, window=window, config=config
                 ),
             )
 
@@ -226,7 +225,7 @@ def _mixed_steps(where: Where) -> Iterator[Call]:
         pages = _pages(where, heads, page, rows, 2)
         yield Call(
             f"paged_attention {heads} pages of {page} window {window}",
-            lambda p=pages, h=heads, w=window: paged_attention(*p, scale=h[2] ** -0.5, window=w),
+            partial(paged_attention, *pages, scale=heads[2] ** -0.5, window=window),
         )
 
 
@@ -244,15 +243,13 @@ def _linears(where: Where) -> Iterator[Call]:
         name = f"{n_rows} rows tma={tma}"
         yield Call(
             f"skinny_linear {name} S={splits}",
-            lambda x=x, w=w, b=bias if splits == 1 else None, c=config: skinny_linear(
-                x, w, b, config=c
-            ),
+            partial(skinny_linear, x, w, bias if splits == 1 else None, config=config),
         )
         if splits == 1:
             gates = where.random(2 * 72, 152)
             yield Call(
                 f"skinny_gate_up {name}",
-                lambda x=x, w=gates, c=config: skinny_gate_up(x, w, config=c),
+                partial(skinny_gate_up, x, gates, config=config),
             )
 
 
@@ -289,7 +286,7 @@ def _samplers(where: Where) -> Iterator[Call]:
         out = SampledTokens(*(where.ints(np.zeros(shape)) for shape in shapes))
         yield Call(
             f"sample_rows filtered={filtered} of {vocab}",
-            lambda x=logits, out=out, f=filtered: sample_rows(x, rows, out, filtered=f),
+            partial(sample_rows, logits, rows, out, filtered=filtered),
         )
 
 
@@ -301,12 +298,12 @@ def _penalties(where: Where) -> Iterator[Call]:
     edits = where.ints([[0, 4, 4], [0, VOCAB_TOKENS - 1, 7], values])
     tokens = where.ints([0, 5, VOCAB_TOKENS - 1, 5, 9, 0])
     out = SampledTokens(where.ints(np.zeros((2, n_rows))), where.ints(np.zeros((n_rows, 40))))
-    yield Call("widen", lambda: widen(logits))
-    yield Call("add_edits", lambda: add_edits(wide, edits))
-    yield Call("apply_penalties", lambda: apply_penalties(wide, rows, counts.bool(), counts))
-    yield Call("count_tokens", lambda: count_tokens(tokens, rows, counts.bool(), counts))
+    yield Call("widen", partial(widen, logits))
+    yield Call("add_edits", partial(add_edits, wide, edits))
+    yield Call("apply_penalties", partial(apply_penalties, wide, rows, counts.bool(), counts))
+    yield Call("count_tokens", partial(count_tokens, tokens, rows, counts.bool(), counts))
     yield Call(
-        "sample_rows edited", lambda: sample_rows(wide, rows, out, filtered=True, edited=True)
+        "sample_rows edited", partial(sample_rows, wide, rows, out, filtered=True, edited=True)
     )
 
 
@@ -314,6 +311,4 @@ def _logprobs(where: Where) -> Iterator[Call]:
     logits = where.random(4, VOCAB_TOKENS)
     rows, chosen = where.ints([3, 0], torch.int64), where.ints([VOCAB_TOKENS - 1, 0])
     for top in (0, 5):
-        yield Call(
-            f"token_logprobs top {top}", lambda top=top: token_logprobs(logits, rows, chosen, top)
-        )
+        yield Call(f"token_logprobs top {top}", partial(token_logprobs, logits, rows, chosen, top))

@@ -21,7 +21,7 @@ from pagemesh.supervisor import ChildSpec, first
 from parts import traced_worker
 from parts.mesh import SERVICES, until_ready
 from parts.services import POLL_S, free_port, python_path, service_processes, supervised
-from parts.traced_runner import Failed, Outcome, Task
+from parts.traced_runner import Failed, Outcome, PlainSteps, Task
 
 _READY_TIMEOUT_S: Final = 400.0
 _OUTCOME_TIMEOUT_S: Final = 15.0
@@ -31,8 +31,15 @@ _MOST_CLIENTS: Final = 4
 
 
 class ProfiledMesh(NamedTuple):
+    """`processes` by service."""
+
     url: str
-    worker: psutil.Process
+    processes: dict[str, psutil.Process]
+
+    def cpu_s(self) -> dict[str, float]:
+        """User and system seconds of each service until now."""
+        times = {name: process.cpu_times() for name, process in self.processes.items()}
+        return {name: spent.user + spent.system for name, spent in times.items()}
 
 
 async def profile_mesh(
@@ -41,13 +48,17 @@ async def profile_mesh(
     """Every task's outcome, which the worker also writes to `folder`. Requests have `context`
     prompt tokens."""
     prepare(settings.model)
-    outcomes = {}
+    outcomes: dict[Task, Outcome] = {}
     async with _running(settings, traced_worker.Plan(tasks, str(folder), keep)) as mesh:
         for seed, task in enumerate(tasks):
-            mesh.worker.send_signal(signal.SIGUSR1)
-            await _load(mesh.url, task.rows, context, task.steps + _SPARE_TOKENS, seed)
+            mesh.processes["worker"].send_signal(signal.SIGUSR1)
+            before_s, n_tokens = mesh.cpu_s(), task.steps + _SPARE_TOKENS
+            await _load(mesh.url, task.rows, context, n_tokens, seed)
+            spent_s = {name: s - before_s[name] for name, s in mesh.cpu_s().items()}
             path = traced_worker.outcome_file(folder, task)
             outcomes[task] = await asyncio.to_thread(_outcome, path)
+            if isinstance(outcome := outcomes[task], PlainSteps):
+                outcome.services_cpu_ms = {name: s / n_tokens * 1e3 for name, s in spent_s.items()}
     return outcomes
 
 
@@ -62,7 +73,7 @@ async def _running(settings: Settings, plan: traced_worker.Plan) -> AsyncIterato
         url = f"http://127.0.0.1:{gateway.port}"
         await first(supervisor.watch(), until_ready(url, _READY_TIMEOUT_S))
         supervisor.mark_ready()
-        yield ProfiledMesh(url, service_processes(["worker"])["worker"])
+        yield ProfiledMesh(url, service_processes(SERVICES))
 
 
 def _spec(service: str, settings: Settings, plan: traced_worker.Plan) -> ChildSpec:

@@ -27,6 +27,10 @@ def report_lines(outcomes: Outcomes) -> Iterator[str]:
     yield "".join(f"{name:>10}" for name in _COLUMNS)
     for rows, steps in plain.items():
         yield _row(steps, splits.get(rows))
+    for rows, steps in plain.items():
+        if steps.services_cpu_ms:
+            shown = "  ".join(f"{name} {ms:.3f}" for name, ms in steps.services_cpu_ms.items())
+            yield f"{rows:10} rows, CPU ms a token: {shown}"
     for rows, split in splits.items():
         yield from _split_lines(rows, split)
     for task, outcome in outcomes.items():

@@ -115,6 +115,8 @@ def split_steps(events: Iterable[Event]) -> Split:
     """Of the events of a trace in Chrome's format. Raises TooShort."""
     complete = [event for event in events if event.get("ph") == "X"]
     launches = _launches(complete)
+    if not launches:
+        raise TooShort("no step was launched")
     activities = _activities(complete, launches)
     steps, window = _window(launches, activities)
     inside = [activity for activity in activities if activity.span.overlap(window) > 0]
@@ -156,8 +158,10 @@ def _activities(events: list[Event], launches: list[tuple[int, Span]]) -> list[A
 
     def step_of(event: Event) -> int | None:
         at = called_at.get(event["args"].get("correlation"))
-        index = -1 if at is None else bisect_right(starts, at) - 1
-        return launches[index][0] if index >= 0 and at <= launches[index][1].end else None
+        if at is None or at < starts[0]:
+            return None
+        step, launch = launches[bisect_right(starts, at) - 1]
+        return step if at <= launch.end else None
 
     return sorted(
         (

@@ -55,6 +55,8 @@ class PlainSteps(msgspec.Struct, tag=True):
     launch_cpu_ms: float
     landing_thread_cpu_ms: float
     graph_ms: float | None
+    services_cpu_ms: dict[str, float] = {}
+    """Of a mesh: CPU time of every service for each token of a request, prefill included."""
 
 
 class Failed(msgspec.Struct, tag=True):

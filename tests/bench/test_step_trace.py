@@ -88,6 +88,6 @@ def test_the_host_may_run_ahead() -> None:
 
 def test_a_trace_without_kernels_is_too_short() -> None:
     host_only = [one for one in trace(10) if one.get("cat") not in ("kernel", "gpu_memcpy")]
-    for events in (host_only, trace(4)):
+    for events in (host_only, trace(4), trace(0)):
         with pytest.raises(TooShort):
             split_steps(events)
