@@ -42,7 +42,6 @@ class GPUSampled:
     logprob_tops: Ints
     logprobs: Logprobs | None
 
-
     @classmethod
     def plain(cls, result: Tensor) -> GPUSampled:
         """Of int32[2, R] tokens and flags, where no row asked for logprobs."""
