@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.decode_combine import chunks_at_once, combine, store_heads
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.inputs import AttentionInputs
@@ -105,7 +106,7 @@ def decode_attention(
         D=triton.next_power_of_2(head_dim),
         TILE=config.tile_tokens,
         COLUMNS=triton.next_power_of_2(config.max_chunks),
-        AT_ONCE=_chunks_at_once(heads, config.num_warps),
+        AT_ONCE=chunks_at_once(heads, config.num_warps),
         PDL=pdl(),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -113,12 +114,6 @@ def decode_attention(
         launch_pdl=pdl(),
     )
     return out
-
-
-def _chunks_at_once(heads: Heads, num_warps: int) -> int:
-    """How many partial sums are read together: 32 numbers a thread."""
-    numbers = triton.next_power_of_2(heads.group) * triton.next_power_of_2(heads.head_dim)
-    return max(2, num_warps * 32 * 32 // numbers)
 
 
 @triton.jit(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])
@@ -195,11 +190,13 @@ def _decode_kernel(
         result = out + row * out_stride + head * GROUP * out_head_stride
         if n_chunks == 1:
             acc = acc / tl.where(weight > 0, weight, 1.0)[:, None]
-            _store(result, acc, out_head_stride, GROUP, HEAD_DIM, M, D)
+            store_heads(result, acc, out_head_stride, GROUP, HEAD_DIM, M, D)
         else:
             slot = row * N_KV_HEADS + head
             first = slot * max_chunks
-            _store(sums + (first + chunk) * GROUP * HEAD_DIM, acc, HEAD_DIM, GROUP, HEAD_DIM, M, D)
+            store_heads(
+                sums + (first + chunk) * GROUP * HEAD_DIM, acc, HEAD_DIM, GROUP, HEAD_DIM, M, D
+            )
             place = peaks + (first + chunk) * GROUP + m
             tl.store(place, peak, mask=m < GROUP)
             tl.store(place + peaks_stride, weight, mask=m < GROUP)
@@ -207,7 +204,7 @@ def _decode_kernel(
             tl.debug_barrier()
             if tl.atomic_add(arrived + slot, 1, sem="acq_rel") == n_chunks - 1:
                 tl.store(arrived + slot, 0)
-                whole = _combine(
+                whole = combine(
                     sums + first * GROUP * HEAD_DIM,
                     peaks + first * GROUP,
                     peaks_stride,
@@ -219,7 +216,7 @@ def _decode_kernel(
                     COLUMNS,
                     AT_ONCE,
                 )
-                _store(result, whole, out_head_stride, GROUP, HEAD_DIM, G, D)
+                store_heads(result, whole, out_head_stride, GROUP, HEAD_DIM, G, D)
         pair, row, start, stop, which = next_pair, next_row, next_start, next_stop, next_which
 
 
@@ -291,73 +288,3 @@ def _pages(table, first, offset, start, stop, PAGE_BITS: tl.constexpr):
 def _within(token, start, stop):
     """start <= token < stop, in one comparison."""
     return (token - start).to(tl.uint32) < (stop - start).to(tl.uint32)
-
-
-@triton.jit
-def _combine(
-    sums,
-    peaks,
-    peaks_stride,
-    n_chunks,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    MAX_CHUNKS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    """The result [G, D] of a row's chunks, of which AT_ONCE sums are read at a time."""
-    g, d = tl.arange(0, G), tl.arange(0, D)
-    every = tl.arange(0, MAX_CHUNKS)
-    peaks_of_all = _per_head(peaks, every, n_chunks, float("-inf"), GROUP, G)
-    weights = _per_head(peaks + peaks_stride, every, n_chunks, 0.0, GROUP, G)
-    # Padding has no peak.
-    highest = tl.where(g < GROUP, tl.max(peaks_of_all, 0), 0.0)
-    weight = tl.sum(weights * tl.exp2(peaks_of_all - highest[None, :]), 0)
-    acc = tl.zeros([G, D], tl.float32)
-    chunk = tl.arange(0, AT_ONCE)
-    offset = (chunk[:, None] * GROUP + g[None, :])[:, :, None] * HEAD_DIM + d[None, None, :]
-    wide = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
-    for first in range(0, n_chunks, AT_ONCE):
-        left = n_chunks - first
-        peak = _per_head(peaks + first * GROUP, chunk, left, float("-inf"), GROUP, G)
-        partial = tl.load(
-            sums + first * (GROUP * HEAD_DIM) + offset,
-            mask=(chunk < left)[:, None, None] & wide[None, :, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        share = tl.exp2(peak - highest[None, :])
-        acc += tl.sum(partial * share[:, :, None], 0)
-    return acc / tl.where(g < GROUP, weight, 1.0)[:, None]
-
-
-@triton.jit
-def _per_head(values, chunk, n_chunks, other, GROUP: tl.constexpr, G: tl.constexpr):
-    """[chunks, G] of float32[n_chunks, GROUP], and `other` where there is none."""
-    g = tl.arange(0, G)
-    return tl.load(
-        values + chunk[:, None] * GROUP + g[None, :],
-        mask=(chunk < n_chunks)[:, None] & (g < GROUP)[None, :],
-        other=other,
-        cache_modifier=".cg",
-    )
-
-
-@triton.jit
-def _store(
-    place,
-    values,
-    head_stride,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    D: tl.constexpr,
-):
-    """values [ROWS, D] without their padding."""
-    g, d = tl.arange(0, ROWS), tl.arange(0, D)
-    tl.store(
-        place + g[:, None] * head_stride + d[None, :],
-        values.to(place.dtype.element_ty),
-        mask=(g < GROUP)[:, None] & (d < HEAD_DIM)[None, :],
-    )
