@@ -74,7 +74,8 @@ def gather_rows(rows: Tensor, state: BatchState, block_tokens: int, out: StepBuf
     """Fill `out` for rows int32[R, 4] = (slot, first position, tokens, first token in the packed
     step), in order and without gaps; slot -1 is padding: one token of no sequence.
 
-    Of a row's block table only the blocks that its tokens reach are filled.
+    Of a row's block table only the blocks that its tokens reach are filled. Then each row's first
+    position is moved on by its tokens: rows that only decode are right for the next step.
     """
     for row, (slot, start, n, first) in enumerate(rows.tolist()):
         out.query_start[row] = first
@@ -95,3 +96,4 @@ def gather_rows(rows: Tensor, state: BatchState, block_tokens: int, out: StepBuf
         blocks = table[positions // block_tokens].long()
         out.slot_mapping[tokens] = blocks * block_tokens + positions % block_tokens
         out.block_tables[row, : len(table)] = table
+        rows[row, 1] = end

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from pagemesh.kernels.cpu.staging import (
     admit_rows,
 )
 from pagemesh.shared.engine_messages import NewRow, Step
-from pagemesh.shared.step_rows import StepRows
+from pagemesh.shared.step_rows import RowTable, StepRows
 
 Ints = NDArray[np.int64]
 WireInts = NDArray[np.int32]
@@ -51,8 +51,18 @@ def unpack(data: bytes) -> Ints:
     return np.frombuffer(data, WIRE_INT).astype(np.int64)
 
 
-def _as_ints(values: array[int]) -> Ints:
-    return np.frombuffer(values, np.int32).astype(np.int64)
+class _Packed(NamedTuple):
+    """A table of rows as arrays: their places in the step, slots and tokens."""
+
+    table: RowTable
+    index: Ints
+    slots: Ints
+    n_tokens: Ints
+
+
+def _packed(table: RowTable) -> _Packed:
+    slots, n_tokens = (np.frombuffer(part, np.int32).astype(np.int64) for part in table)
+    return _Packed(table, np.arange(len(slots)), slots, n_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +121,10 @@ class Batch:
         self.known = np.zeros(max_num_seqs, np.int64)
         self.computed = np.zeros(max_num_seqs, np.int64)
         self.n_prompt = np.zeros(max_num_seqs, np.int64)
-        self._request_ids = [""] * max_num_seqs
+        self._request_ids = np.full(max_num_seqs, "", np.object_)
         self._n_blocks = np.zeros(max_num_seqs, np.int64)
+        self._slots = Slots(self._live, self.known, self.computed, self._n_blocks, self._marks)
+        self._packed = _packed(RowTable(array("i"), array("i")))
         self.tables = np.zeros((max_num_seqs, -(-max_model_len // block_tokens)), np.int32)
         """Block ids by slot, in order of position."""
         # One token more than a request may have: a prompt of full length that is only scored still
@@ -175,9 +187,9 @@ class Batch:
         self._n_blocks[slots] = columns + 1
         return columns
 
-    def request_ids(self, slots: Ints) -> list[str]:
-        """Names of the requests in `slots`, for the log."""
-        return [self._request_ids[slot] for slot in slots.tolist()]
+    def request_ids(self, slots: Ints) -> NDArray[np.object_]:
+        """Names of the requests in `slots`, str[N], for the log."""
+        return self._request_ids[slots]
 
     def _in_pool(self, blocks: NDArray[Any]) -> bool:
         return bool(((blocks > 0) & (blocks < self._num_blocks)).all())
@@ -190,14 +202,16 @@ class Batch:
 
     def rows(self, step: Step) -> Rows:
         """The rows that `step` computes, once its diffs are applied."""
-        slots, n_tokens = map(_as_ints, self._step_rows.follow(step))
+        table = self._step_rows.follow(step)
+        if table is not self._packed.table:
+            self._packed = _packed(table)
+        _, index, slots, n_tokens = self._packed
         starts, samples = np.empty_like(slots), np.empty(len(slots), np.bool_)
-        state = Slots(self._live, self.known, self.computed, self._n_blocks, self._marks)
         most, block_tokens = self.row_tokens - 1, self.block_tokens
-        found = admit_rows(slots, n_tokens, state, most, block_tokens, starts, samples)
+        found = admit_rows(slots, n_tokens, self._slots, most, block_tokens, starts, samples)
         if found != FITS:
             raise BadStep(_MISFITS[found])
-        return Rows(np.arange(len(slots)), slots, n_tokens, starts, samples)
+        return Rows(index, slots, n_tokens, starts, samples)
 
     def _require_distinct(self, slots: Ints) -> None:
         # A slot standing twice keeps the mark of one place only.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
 from pagemesh.shared.engine_messages import StepResult
 from pagemesh.worker_svc.batch import Rows
@@ -21,7 +23,7 @@ class Part(NamedTuple):
 
     rows: Rows
     computed: Computed
-    request_ids: list[str]
+    request_ids: NDArray[np.object_]
 
 
 class Pace:

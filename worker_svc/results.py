@@ -34,7 +34,8 @@ class ResultBuilder:
         """`rows` were computed; `sampled` has an entry for each of them that samples."""
         index = rows.index[rows.samples]
         self._sampled[index] = sampled.tokens.numpy(force=True)
-        self.nonfinite.update(index[sampled.finite == 0].tolist())
+        if not sampled.finite.all():
+            self.nonfinite.update(index[sampled.finite == 0].tolist())
         if sampled.logprobs is not None:
             self._add_logprobs(index, sampled, sampled.logprobs)
         for score in prompts:
@@ -47,7 +48,8 @@ class ResultBuilder:
         self._failed = dict.fromkeys(range(len(self._sampled)), reason)
 
     def build(self, elapsed_s: float) -> StepResult:
-        self._sampled[list(self._failed)] = -1  # of a row split by tokens, a part may have passed
+        if self._failed:  # of a row split by tokens, a part may have passed
+            self._sampled[list(self._failed)] = -1
         return StepResult(
             epoch=self._epoch,
             step=self.step,

@@ -102,9 +102,10 @@ class Runner:
         self._in_step = False
 
     def _apply(self, step: Step) -> Rows:
-        gone = unpack(step.gone)
-        self._batch.leave(gone)
-        self._executor.leave(gone)
+        if step.gone:
+            gone = unpack(step.gone)
+            self._batch.leave(gone)
+            self._executor.leave(gone)
         for new in step.new:
             self._executor.enter(new, self._batch.enter(new))
         if step.grown:

@@ -76,6 +76,8 @@ def _gather(
     tl.store(seq_lens + row, end)
     tl.store(slots + row, slot)
     tl.store(next_positions + row, end)
+    tl.debug_barrier()  # every thread has read the row
+    tl.store(rows + row * 4 + 1, end)
     source = tl.maximum(slot, 0).to(tl.int64)
     ids += source * ids_stride
     table = tables + source * tables_stride

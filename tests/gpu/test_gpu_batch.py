@@ -59,7 +59,9 @@ def test_rows_are_gathered(device: str, block_tokens: int) -> None:
     for buffers in filled:
         for field in buffers:
             field.fill_(-7)
+    moved = rows.clone()
     reference.gather_rows(rows, state, block_tokens, filled[0])
-    gather_rows(rows, state, block_tokens, filled[1])
+    gather_rows(moved, state, block_tokens, filled[1])
+    assert torch.equal(rows, moved)
     for name, mine, theirs in zip(StepBuffers._fields, *filled, strict=True):
         assert torch.equal(mine, theirs), name

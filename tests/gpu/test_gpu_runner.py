@@ -85,7 +85,7 @@ def new_runner(device: str, *, graphs: bool = True, num_blocks: int = 96) -> Run
     model = GPUDecoder(tiny_decoder(device), 256)
     on_card = GPUExecutor(model, kv, batch, **names, max_step_tokens=256)
     if graphs:
-        on_card.graphs.capture(on_card.graphs.sizes)
+        on_card.capture(on_card.graphs.sizes)
     return Runner(on_card, batch, card, capacity)
 
 

@@ -78,8 +78,9 @@ class Pair:
         result = torch.full((2, SLOTS), -7, dtype=torch.int32, device=self.device)
         out = SampledTokens(result, self.token_ids)
         sampled = self.sampler(padded, HostRows(at, n_output), rows, out)
-        assert sampled.tokens.tolist() == [*expected.tolist(), -7]
-        assert sampled.finite.tolist() == [*finite.tolist(), -7]
+        untouched = [-7] * (SLOTS - len(slots))
+        assert sampled.result[0].tolist() == expected.tolist() + untouched
+        assert sampled.result[1].tolist() == finite.tolist() + untouched
         self._commit(at, expected)
         return sampled
 
@@ -123,7 +124,7 @@ def test_logprobs_are_of_the_raw_logits(device: str, dtype: torch.dtype) -> None
     sampled = pair.step(logits, [2, 0, 3, 1])
     assert sampled.logprob_rows.tolist() == [0, 2]
     assert sampled.logprob_tops.tolist() == [0, 5]
-    chosen = sampled.tokens[[0, 2]].cpu().to(torch.int64)
+    chosen = sampled.result[0][[0, 2]].cpu().to(torch.int64)
     expected, _ = token_logprobs(logits.float().cpu(), torch.tensor([0, 2]), chosen, 5)
     assert sampled.logprobs is not None
     torch.testing.assert_close(sampled.logprobs.values.cpu(), expected.values)
@@ -133,7 +134,7 @@ def test_logprobs_are_of_the_raw_logits(device: str, dtype: torch.dtype) -> None
 def test_bans_end_with_the_tokens_that_were_asked_for(device: str, dtype: torch.dtype) -> None:
     pair = Pair(device)
     pair.enter(0, SamplingParams(temperature=0.0, min_tokens=4, logit_bias={2: 100.0}))
-    tokens = [pair.step(random_logits(1, device, dtype), [0]).tokens[0].item() for _ in range(2)]
+    tokens = [pair.step(random_logits(1, device, dtype), [0]).result[0, 0].item() for _ in range(2)]
     assert tokens[0] != 2
     assert tokens[1] == 2
 
@@ -153,8 +154,8 @@ def test_a_row_that_is_not_finite_beside_edited_ones(device: str) -> None:
     )
     out = SampledTokens(torch.zeros((2, 3), dtype=torch.int32, device=device), pair.token_ids)
     sampled = pair.sampler(logits, HostRows(np.arange(3), np.full(3, 3)), rows, out)
-    assert sampled.finite.tolist() == [1, 0, 1]
-    assert sampled.tokens[1].item() == 0
+    assert sampled.result[1, :3].tolist() == [1, 0, 1]
+    assert sampled.result[0][1].item() == 0
 
 
 def test_a_slot_that_was_left_is_used_again(device: str, dtype: torch.dtype) -> None:

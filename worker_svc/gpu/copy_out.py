@@ -7,21 +7,27 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+Wait = Callable[[], None]
+
 
 class CopyOut:
-    """Owner of the side stream."""
+    """Owner of the side stream. Waiting may be done in another thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
+        self._last: torch.cuda.Event | None = None
 
-    def start(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+    def start(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Wait]:
         """Copies of `tensors` as they will be after the work launched so far, in the host's memory,
         and a function that returns when they are there.
 
         The function holds on to `tensors`, whose memory must not be reused before.
         """
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
+        computing = torch.cuda.current_stream()
+        self._stream.wait_stream(computing)
+        # Cheaper than the context manager, in the middle of every step.
+        torch.cuda.set_stream(self._stream)
+        try:
             copies = [
                 torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
                     tensor, non_blocking=True
@@ -30,9 +36,18 @@ class CopyOut:
             ]
             # Sleeps while it waits: a spinning thread would take turns from the one that launches.
             arrived = torch.cuda.Event(blocking=True)
-            arrived.record()
+            arrived.record(self._stream)
+        finally:
+            torch.cuda.set_stream(computing)
+        self._last = arrived
 
         def wait(held: Sequence[Tensor] = tensors) -> None:
             arrived.synchronize()
 
         return copies, wait
+
+    def fence(self) -> None:
+        """Let what is launched from here on wait for the last copies: it may overwrite their
+        sources."""
+        if self._last is not None:
+            torch.cuda.current_stream().wait_event(self._last)

@@ -38,13 +38,24 @@ _ZERO: Final = np.zeros(1, np.int32)
 
 
 class _Forward(NamedTuple):
-    """The logits [N, V] of the rows that sample, and where: slots int32[N], positions int32[N] that
-    the tokens will have; `hidden` [T, H] of all tokens, kept only by steps that may score."""
+    """The logits [N, V] of the rows that sample, and which: slots int32[N], positions int32[N] that
+    the tokens will have. `drawn` int32[2, N or more] if they were sampled already, each as if its
+    row had nothing but a temperature. `hidden` [T, H] of all tokens, if some may be scored."""
 
     logits: Tensor
     slots: Tensor
     positions: Tensor
-    hidden: Tensor | None
+    drawn: Tensor | None = None
+    hidden: Tensor | None = None
+
+
+class _Decoded(NamedTuple):
+    """What `_rows` holds once a decode step is launched: the next positions of `slots`, in the
+    first rows of `size`."""
+
+    size: int
+    slots: Ints
+    starts: Ints
 
 
 class GPUExecutor:
@@ -83,7 +94,10 @@ class GPUExecutor:
         self._copy_out = CopyOut(device)
         most_tokens = max(max_step_tokens, n_slots)
         self._buffers = StepBuffers.empty(n_slots, most_tokens, n_blocks, device)
-        self._rows = torch.from_numpy(_padding_rows(n_slots)).to(device)
+        self._padding = torch.from_numpy(_padding_rows(n_slots)).to(device)
+        self._rows = self._padding.clone()
+        self._decoded: _Decoded | None = None
+        self._sampled = ints(2, n_slots)
         self._logits = torch.empty(n_slots, vocab_tokens, dtype=dtype, device=device)
         self.graphs = DecodeGraphs(self._launch_decode, n_slots)
 
@@ -119,9 +133,15 @@ class GPUExecutor:
         self._staged.flush()
         decodes = bool(rows.samples.all()) and int(rows.n_tokens.max()) == 1
         forward = self._decode(rows) if decodes else self._mixed(rows)
-        sampled, result = self._sample(rows, forward)
+        sampled = self._sample(rows, forward)
         prompts = [] if forward.hidden is None else self._score_prompts(rows, forward.hidden)
-        return self._fetch(sampled, result, prompts)
+        return self._fetch(len(forward.logits), sampled, prompts)
+
+    def capture(self, sizes: list[int]) -> None:
+        """Make the graphs of decode steps of so many rows."""
+        self._rows.copy_(self._padding)
+        self._decoded = None
+        self.graphs.capture(sizes)
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
         """Tokens that were sampled stand where they belong, and are counted, already."""
@@ -133,20 +153,37 @@ class GPUExecutor:
         """One token of each row, through a graph."""
         n = len(rows)
         size = self.graphs.size_for(n)
-        source, words = pinned(size * ROW_WORDS)
-        packed = words.reshape(size, ROW_WORDS)
-        packed[:] = _padding_rows(size)
-        packed[:n, 0], packed[:n, 1] = rows.slots, rows.starts
-        self._rows[:size].view(-1).copy_(source, non_blocking=True)
+        if not self.graphs.holds(size):
+            self.capture([size])
+        self._place(rows, size)
+        self._copy_out.fence()
         self.graphs.replay(size)
-        buffers = self._buffers
-        return _Forward(self._logits[:n], buffers.slots[:n], buffers.next_positions[:n], None)
+        slots, positions = self._buffers.slots[:n], self._buffers.next_positions[:n]
+        return _Forward(self._logits[:n], slots, positions, self._sampled)
+
+    def _place(self, rows: Rows, size: int) -> None:
+        """Bring `rows` to the device, unless a step has just left them there."""
+        there = self._decoded
+        self._decoded = None  # until the step is launched
+        if there is None or not _follows(rows, size, there):
+            source, words = pinned(size * ROW_WORDS)
+            packed = words.reshape(size, ROW_WORDS)
+            packed[:] = _padding_rows(size)
+            packed[: len(rows), 0], packed[: len(rows), 1] = rows.slots, rows.starts
+            self._rows[:size].view(-1).copy_(source, non_blocking=True)
+        self._decoded = _Decoded(size, rows.slots, rows.starts + 1)
 
     def _launch_decode(self, size: int) -> None:
-        """The step of `size` rows that a graph captures: from `_rows` to `_logits`."""
+        """The step of `size` rows that a graph captures: from `_rows` to `_sampled`."""
         longest = self._batch.row_tokens
         hidden = self._run(self._rows[:size], size, most_query=1, longest=longest, n_decode=size)
-        self._model.logits(hidden, out=self._logits[:size])
+        logits = self._model.logits(hidden, out=self._logits[:size])
+        slots, positions = self._buffers.slots[:size], self._buffers.next_positions[:size]
+        self._sampler.draw(
+            logits,
+            SamplingRows(self._state.params, slots, positions),
+            SampledTokens(self._sampled[:, :size], self._state.token_ids),
+        )
 
     def _mixed(self, rows: Rows) -> _Forward:
         """Rows of any number of tokens, launched kernel by kernel."""
@@ -173,7 +210,9 @@ class GPUExecutor:
         logits = self._logits[: len(sampling)]
         self._model.logits(hidden[last], out=logits)
         buffers = self._buffers
-        return _Forward(logits, buffers.slots[which], buffers.next_positions[which], hidden)
+        return _Forward(
+            logits, buffers.slots[which], buffers.next_positions[which], hidden=hidden
+        )
 
     def _run(
         self, rows: Tensor, n_tokens: int, *, most_query: int, longest: int, n_decode: int
@@ -193,18 +232,18 @@ class GPUExecutor:
 
     # -- results ----------------------------------------------------------------------------------
 
-    def _sample(self, rows: Rows, forward: _Forward) -> tuple[GPUSampled, Tensor]:
-        """What was sampled; tokens and flags are rows of the tensor, int32[2, N]."""
+    def _sample(self, rows: Rows, forward: _Forward) -> GPUSampled:
         slots = rows.slots[rows.samples]
+        if forward.drawn is not None and not self._sampler.asks_more(slots):
+            return GPUSampled(forward.drawn)
         n_output = self._batch.known[slots] - self._batch.n_prompt[slots]
         result = forward.logits.new_empty((2, len(slots)), dtype=torch.int32)
-        sampled = self._sampler(
+        return self._sampler(
             forward.logits,
             HostRows(slots, n_output),
             SamplingRows(self._state.params, forward.slots, forward.positions),
             SampledTokens(result, self._state.token_ids),
         )
-        return sampled, result
 
     def _score_prompts(self, rows: Rows, hidden: Tensor) -> list[PromptScores]:
         scores = []
@@ -216,27 +255,38 @@ class GPUExecutor:
             scores.append(PromptScores(part.row, part.start + 1, *score))
         return scores
 
-    def _fetch(
-        self, sampled: GPUSampled, result: Tensor, prompts: list[PromptScores]
-    ) -> Computed:
-        """Start the copies of everything that the host is to see."""
-        wanted = [result, *(sampled.logprobs or ())]
+    def _fetch(self, n: int, sampled: GPUSampled, prompts: list[PromptScores]) -> Computed:
+        """Start the copies of everything that the host is to see of `n` sampled rows."""
+        wanted = [sampled.result, *(sampled.logprobs or ())]
         for score in prompts:
             wanted += [*score.logprobs, score.finite]
         copies, wait = self._copy_out.start(wanted)
-        (tokens, finite), rest = copies[0], iter(copies[1:])
+        result, rest = copies[0], iter(copies[1:])
         logprobs = Logprobs(*(next(rest) for _ in range(3))) if sampled.logprobs else None
         host = SampledRows(
-            tokens, finite.numpy(), sampled.logprob_rows, sampled.logprob_tops, logprobs
+            result[0, :n],
+            result[1, :n].numpy(),
+            sampled.logprob_rows,
+            sampled.logprob_tops,
+            logprobs,
         )
         scores = [
             score._replace(logprobs=Logprobs(*(next(rest) for _ in range(3))), finite=next(rest))
             for score in prompts
         ]
-        return Computed(host, scores, sampled.tokens, wait)
+        return Computed(host, scores, sampled.result, wait)
 
     def _to_device(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self._rows.device)
+
+
+def _follows(rows: Rows, size: int, there: _Decoded) -> bool:
+    """Whether `rows` are one token each of the slots that a step of `size` rows left behind."""
+    return (
+        there.size == size
+        and np.array_equal(there.slots, rows.slots)
+        and np.array_equal(there.starts, rows.starts)
+    )
 
 
 def _padding_rows(n: int) -> WireInts:

@@ -10,10 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-import structlog
 import torch
-
-log = structlog.get_logger(__name__)
 
 Launch = Callable[[int], None]
 """Launches one decode step of that many rows."""
@@ -50,15 +47,16 @@ class DecodeGraphs:
         return self._sizes[bisect_left(self._sizes, n_rows)]
 
     def capture(self, sizes: list[int]) -> None:
-        """Largest first, so that the smaller ones find the memory they need already there."""
+        """Largest first, so that the smaller ones find the memory they need already there. Each is
+        launched once before."""
         for size in sorted(sizes, reverse=True):
             self._capture(size)
 
+    def holds(self, size: int) -> bool:
+        return size in self._graphs
+
     def replay(self, size: int) -> None:
-        """Launch the graph of `size` on the current stream; captured first if it is not yet."""
-        if size not in self._graphs:
-            log.debug("graph_captured_late", rows=size)
-            self._capture(size)
+        """Launch the graph of `size`, which must have been captured, on the current stream."""
         self._graphs[size].replay()
 
     def _capture(self, size: int) -> None:

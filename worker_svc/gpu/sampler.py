@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,7 +15,13 @@ from pagemesh.kernels.gpu.sampling import SampledTokens, sample_rows
 from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
-from pagemesh.worker_svc.sampling_state import ADJUSTED, FILTERED, LOGPROBS, PENALISED
+from pagemesh.worker_svc.sampling_state import (
+    ADJUSTED,
+    FILTERED,
+    LOGPROBS,
+    PENALISED,
+    Needs,
+)
 
 _MORE: Final = ADJUSTED | FILTERED | LOGPROBS
 _NO_ROWS: Final = np.empty(0, np.int64)
@@ -30,23 +35,15 @@ class HostRows(NamedTuple):
     n_output: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class GPUSampled:
-    """Tokens int32[R] and int32[R] whether a row's logits were finite, both on the device, and the
-    logprobs of the rows that asked: entry i of `logprobs`, on the device, belongs to row
-    `logprob_rows[i]`, which wants its first `1 + logprob_tops[i]` columns."""
+class GPUSampled(NamedTuple):
+    """`result` int32[2, R or more], tokens and whether a row's logits were finite, and the logprobs
+    of the rows that asked: entry i of `logprobs` belongs to row `logprob_rows[i]`, which wants its
+    first `1 + logprob_tops[i]` columns. Tensors are on the device."""
 
-    tokens: Tensor
-    finite: Tensor
-    logprob_rows: Ints
-    logprob_tops: Ints
-    logprobs: Logprobs | None
-
-    @classmethod
-    def plain(cls, result: Tensor) -> GPUSampled:
-        """Of int32[2, R] tokens and flags, where no row asked for logprobs."""
-        tokens, finite = result
-        return cls(tokens, finite, _NO_ROWS, _NO_ROWS, None)
+    result: Tensor
+    logprob_rows: Ints = _NO_ROWS
+    logprob_tops: Ints = _NO_ROWS
+    logprobs: Logprobs | None = None
 
 
 class GPUSampler:
@@ -78,17 +75,23 @@ class GPUSampler:
         sampled_from = self._edit(logits, host, rows) if edited else logits
         filtered = any_needs & FILTERED > 0
         sample_rows(sampled_from, rows, out, filtered=filtered, edited=edited)
-        tokens, finite = out.result[0, : len(logits)], out.result[1, : len(logits)]
-        if any_needs & PENALISED:
+        sampled = self._with_logprobs(logits, host, out.result, needs)
+        if any_needs & PENALISED:  # last: a step that fails before may be tried again
             counts = self._state.counts
-            count_tokens(tokens, rows, counts.seen, counts.output_counts)
+            count_tokens(out.result[0, : len(logits)], rows, counts.seen, counts.output_counts)
+        return sampled
+
+    def _with_logprobs(
+        self, logits: Tensor, host: HostRows, result: Tensor, needs: Needs
+    ) -> GPUSampled:
         wanted = np.flatnonzero(needs & LOGPROBS)
         if len(wanted) == 0:
-            return GPUSampled(tokens, finite, wanted, wanted, None)
+            return GPUSampled(result)
         tops = self._state.logprobs[host.slots[wanted]]
         index = upload(wanted, logits.device)
-        logprobs, _ = token_logprobs(logits, index, tokens.index_select(0, index), int(tops.max()))
-        return GPUSampled(tokens, finite, wanted, tops, logprobs)
+        chosen = result[0].index_select(0, index)
+        logprobs, _ = token_logprobs(logits, index, chosen, int(tops.max()))
+        return GPUSampled(result, wanted, tops, logprobs)
 
     def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, Tensor]:
         """Logprobs of int[N] `targets` and of the `top` best under raw [N, V] logits, and whether
