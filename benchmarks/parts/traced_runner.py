@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pagemesh.shared.engine_messages import Step, StepResult
@@ -178,7 +179,7 @@ class TracedRunner:
         if task.kind == "plain":
             if not counted[task.steps].landed_s:
                 return None
-            return _plain(task.rows, counted[: task.steps + 1], alone_ms(self._graphs))
+            return _plain(task.rows, counted[: task.steps + 1], self._graph_ms())
         assert self._trace is not None
         trace, self._trace = self._trace, None
         return self._split(trace, self._folder / f"{task.name}.json.gz")
@@ -190,6 +191,11 @@ class TracedRunner:
         if self._trace is not None:
             self._trace.stop()
             self._trace = None
+
+    def _graph_ms(self) -> float | None:
+        # A graph moves its rows on by a token. What it writes behind them the steps write again.
+        rows: Tensor | None = getattr(self._runner._executor, "_rows", None)
+        return None if rows is None else alone_ms(self._graphs, rows)
 
     def _split(self, trace: profile, path: Path) -> Split | Failed:
         if torch.cuda.is_available():

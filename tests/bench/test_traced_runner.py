@@ -28,7 +28,7 @@ class Landed:
 class InstantRunner:
     """What a TracedRunner asks of a Runner."""
 
-    card = capacity = None
+    card = capacity = _executor = None
     live_rows = 0
 
     def __init__(self) -> None:
