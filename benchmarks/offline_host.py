@@ -205,6 +205,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--model", default=ModelSettings().model)
     args = parser.parse_args()
+    if len(args.device_us) != len(args.rows):
+        parser.error("--device-us takes as many numbers as --rows")
     with patch("pagemesh.llm_loop.build_runner", preset_runner):
         bench = Bench(LLM(args.model, max_num_seqs=max(args.rows)))
     titles = "".join(f"{part:>9}" for part in (*PARTS, "rest", "sum"))
