@@ -117,6 +117,9 @@ class ParallelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     threads: Annotated[
         Count | None, _meta("CPU threads of the worker; default: the cores it may use")
     ] = None
+    enforce_eager: Annotated[
+        bool, _meta("Launch a GPU's decode steps kernel by kernel instead of as CUDA graphs")
+    ] = False
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,6 +28,20 @@ hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    needy = [item for item in items if item.get_closest_marker("gpu")]
+    if needy and not _sees_a_gpu():
+        for item in needy:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _sees_a_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """The prepared folder of the real SmolLM2-135M-Instruct, kept in the user's cache."""

@@ -58,6 +58,11 @@ def _check(settings: Settings) -> None:
             "--dtype float16 needs a CPU with F16C instructions: use bfloat16 or float32",
             key="dtype",
         )
+    if settings.parallel.enforce_eager:
+        raise SettingsError(
+            "--enforce-eager has no effect on a CPU, which captures no graphs: leave it out",
+            key="enforce_eager",
+        )
     share = settings.cache.gpu_memory_utilization
     if share != CacheSettings().gpu_memory_utilization:
         raise SettingsError(

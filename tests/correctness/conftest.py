@@ -18,7 +18,7 @@ from pagemesh.shared.messages import Prompt
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.settings import Settings
 from pagemesh.tokenizer_svc.text_model import TextModel
-from pagemesh.worker_svc import build
+from pagemesh.worker_svc import cpu_build
 from pagemesh.worker_svc.loader import load_decoder
 from pagemesh.worker_svc.models.decoder import Decoder
 
@@ -85,11 +85,16 @@ def make_llm(smollm2_folder: Path) -> MakeLLM:
         return load_decoder(smollm2_folder, prepared, dtype=dtype, device="cpu")
 
     def make(**settings: Any) -> LLM:
-        usual = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN, "kv_cache_memory": "1GiB"}
+        usual = {
+            "device": "cpu",
+            "dtype": "float32",
+            "max_model_len": MAX_MODEL_LEN,
+            "kv_cache_memory": "1GiB",
+        }
         with pytest.MonkeyPatch.context() as patch:
             # A copy, because the worker takes the weights over.
             patch.setattr(
-                build, "load_decoder", lambda *_, dtype, **__: copy.deepcopy(decoder(dtype))
+                cpu_build, "load_decoder", lambda *_, dtype, **__: copy.deepcopy(decoder(dtype))
             )
             return LLM(**{**usual, **settings})
 

@@ -43,10 +43,3 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     """The interpreter's bfloat16 products are wrong, so it gets float32 only."""
     chosen: torch.dtype = request.param
     return chosen
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not ON_CARD:
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))

@@ -83,9 +83,8 @@ def new_runner(device: str, *, graphs: bool = True, num_blocks: int = 96) -> Run
     from pagemesh.worker_svc.gpu.executor import GPUExecutor
 
     model = GPUDecoder(tiny_decoder(device), 256)
-    on_card = GPUExecutor(model, kv, batch, **names, max_step_tokens=256)
-    if graphs:
-        on_card.capture(on_card.graphs.sizes)
+    on_card = GPUExecutor(model, kv, batch, **names, max_step_tokens=256, eager=not graphs)
+    on_card.capture()
     return Runner(on_card, batch, card, capacity)
 
 

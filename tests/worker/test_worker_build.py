@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import pytest
@@ -156,6 +155,7 @@ def test_the_smallest_pool_and_length(folder: Path) -> None:
             "--tensor-parallel-size 2 is not supported yet",
         ),
         ({"parallel": ParallelSettings(device="cuda")}, "device", "use --device cpu"),
+        ({"parallel": ParallelSettings(enforce_eager=True)}, "enforce_eager", "no effect on a CPU"),
         (
             {"cache": CacheSettings(gpu_memory_utilization=0.5)},
             "gpu_memory_utilization",

@@ -76,7 +76,7 @@ def load_on_gpu(
     plan = _plan(model, taken_bytes)
     report("laying out the KV cache and capturing graphs")
     runner, executor = _assemble(model, plan)
-    executor.capture(executor.graphs.sizes)
+    executor.capture()
     _log_division(model, plan, runner.capacity, taken_bytes)
     return runner
 
@@ -113,7 +113,7 @@ def _rehearse(model: _Model) -> int:
     )
     runner, executor = _assemble(model, plan)
     rehearse(runner)
-    executor.capture(executor.graphs.sizes)
+    executor.capture()
     torch.cuda.synchronize(model.device)
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
     # The graphs hold on to addresses of this pool: the real one needs graphs of its own.
@@ -175,6 +175,7 @@ def _executor(
         vocab_tokens=card.vocab_tokens,
         eos_token_ids=card.eos_token_ids,
         max_step_tokens=capacity.max_num_batched_tokens,
+        eager=model.settings.parallel.enforce_eager,
     )
 
 

@@ -70,7 +70,9 @@ class GPUExecutor:
         vocab_tokens: int,
         eos_token_ids: list[int],
         max_step_tokens: int,
+        eager: bool = False,
     ) -> None:
+        """`eager`: decode steps are launched kernel by kernel, without graphs."""
         n_slots, n_blocks = batch.tables.shape
         device, dtype = kv.pool.device, kv.pool.dtype
 
@@ -100,6 +102,7 @@ class GPUExecutor:
         self._sampled = ints(2, n_slots)
         self._logits = torch.empty(n_slots, vocab_tokens, dtype=dtype, device=device)
         self.graphs = DecodeGraphs(self._launch_decode, n_slots)
+        self._eager = eager
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -137,8 +140,13 @@ class GPUExecutor:
         prompts = [] if forward.hidden is None else self._score_prompts(rows, forward.hidden)
         return self._fetch(len(forward.logits), sampled, prompts)
 
-    def capture(self, sizes: list[int]) -> None:
-        """Make the graphs of decode steps of so many rows."""
+    def capture(self) -> None:
+        """Make the graphs of decode steps that will be wanted. Others are made when they are."""
+        if not self._eager:
+            self._capture(self.graphs.sizes)
+
+    def _capture(self, sizes: list[int]) -> None:
+        # A graph is launched once before it is captured: on rows of no sequence.
         self._rows.copy_(self._padding)
         self._decoded = None
         self.graphs.capture(sizes)
@@ -153,11 +161,14 @@ class GPUExecutor:
         """One token of each row, through a graph."""
         n = len(rows)
         size = self.graphs.size_for(n)
-        if not self.graphs.holds(size):
-            self.capture([size])
+        if not (self._eager or self.graphs.holds(size)):
+            self._capture([size])
         self._place(rows, size)
         self._copy_out.fence()
-        self.graphs.replay(size)
+        if self._eager:
+            self._launch_decode(size)
+        else:
+            self.graphs.replay(size)
         slots, positions = self._buffers.slots[:n], self._buffers.next_positions[:n]
         return _Forward(self._logits[:n], slots, positions, self._sampled)
 
