@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 ROOMS := gateway kernels scheduler_svc shared tokenizer_svc worker_svc
+# A CUDA build of PyTorch brings the Triton it needs. With a CPU build, this one interprets kernels.
+TRITON := triton==3.6.0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 
@@ -51,4 +53,5 @@ $(VENV)/serve.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/dev.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing pagemesh, what it needs and the tools into $(VENV)"
 	@$(PIP_INSTALL) --editable '.[dev]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP_INSTALL) '$(TRITON)'
 	@touch $@ $(VENV)/serve.installed

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 import structlog
-import torch
 
 from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.errors import PagemeshError
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.worker_svc.batch import Batch, Rows, unpack
+from pagemesh.worker_svc.device_lost import loses_device
 from pagemesh.worker_svc.executor import Computed, Executor
 from pagemesh.worker_svc.landing import Landing, Pace, Part
 from pagemesh.worker_svc.memory import is_out_of_memory
@@ -65,11 +65,11 @@ class Runner:
         """Launch a step and wait for it: see `launch`."""
         return self.launch(step).result()
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> Landing:
         """Start to compute a step, which may follow one that has not landed.
 
-        Raises StepGap when it does not follow the last one. Any other failure is reported in
+        Raises StepGap when it does not follow the last one, and what says that the device is lost:
+        no request is to blame, and each goes on elsewhere. Any other failure is reported in
         `StepResult.failed`: of the rows that could not be computed, or of all rows when the step
         contradicts the batch, after which a snapshot is needed.
         """
@@ -79,6 +79,7 @@ class Runner:
         try:
             rows = self._apply(step)
         except Exception as error:
+            _pass_on(error)
             log.exception("step_refused", step=step.step)
             self._forget()
             result.fail_all(describe(error))
@@ -141,6 +142,7 @@ class Runner:
         try:
             return self._executor.compute(rows), False
         except Exception as error:
+            _pass_on(error)
             reason, large = describe(error), is_out_of_memory(error)
             can_split = len(rows) > 1 or (large and rows.n_tokens[0] > 1)
             if can_split:
@@ -151,3 +153,9 @@ class Runner:
         if large:
             self._executor.relieve()
         return reason, can_split
+
+
+def _pass_on(error: Exception) -> None:
+    """Raise it again if no later step can be computed here either."""
+    if loses_device(error):
+        raise error

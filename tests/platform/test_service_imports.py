@@ -34,9 +34,11 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Partial
 import pagemesh.cli, pagemesh.services
 package = sys.argv[1].rsplit(".", 1)[0]
 importlib.import_module(sys.argv[1])
-# Lazily imported parts count too.
+# Lazily imported parts count too, but for what computes on a GPU: its Triton comes with a CUDA
+# build of PyTorch.
 for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
-    importlib.import_module(module.name)
+    if not module.name.startswith("pagemesh.worker_svc.gpu."):
+        importlib.import_module(module.name)
 loaded = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
 print(json.dumps(loaded))
 """

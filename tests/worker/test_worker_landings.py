@@ -138,14 +138,15 @@ async def test_a_lost_device_costs_the_link_and_ends_the_process(
             await on.worker.task
 
 
+@pytest.mark.parametrize("call", ["enter", "compute", "commit"])
 async def test_a_device_that_is_lost_while_a_step_is_launched_ends_the_process(
-    start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("Triton Error [CUDA]: device-side assert triggered")
 
     async with held(start, decoder) as on:
-        monkeypatch.setattr(on.executor, "commit", fail)
+        monkeypatch.setattr(on.executor, call, fail)
         on.scheduler.link.send(on.books.plan({0: 4}))
         assert await on.scheduler.ended()
         with pytest.raises(DeviceLost, match="device-side assert"):

@@ -221,9 +221,7 @@ class GPUExecutor:
         logits = self._logits[: len(sampling)]
         self._model.logits(hidden[last], out=logits)
         buffers = self._buffers
-        return _Forward(
-            logits, buffers.slots[which], buffers.next_positions[which], hidden=hidden
-        )
+        return _Forward(logits, buffers.slots[which], buffers.next_positions[which], hidden=hidden)
 
     def _run(
         self, rows: Tensor, n_tokens: int, *, most_query: int, longest: int, n_decode: int
