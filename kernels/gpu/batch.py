@@ -70,6 +70,7 @@ def _gather(
     slot, start = tl.load(rows + row * 4), tl.load(rows + row * 4 + 1)
     n, first = tl.load(rows + row * 4 + 2), tl.load(rows + row * 4 + 3)
     live = slot >= 0
+    n_live = tl.where(live, n, 0)
     end = tl.where(live, start + n, 0)
     tl.store(query_start + row, first)
     tl.store(query_start + row + 1, first + n)  # the next row stores the same
@@ -85,15 +86,16 @@ def _gather(
         i = done + tl.arange(0, BLOCK)
         wanted = i < n
         position = tl.where(live, start + i, 0)
-        token = tl.load(ids + position, mask=wanted & live, other=0)
-        block = tl.load(table + position // BLOCK_TOKENS, mask=wanted & live, other=0)
+        token = tl.load(ids + position, mask=i < n_live, other=0)
+        block = tl.load(table + position // BLOCK_TOKENS, mask=i < n_live, other=0)
         place = block.to(tl.int64) * BLOCK_TOKENS + position % BLOCK_TOKENS
         tl.store(token_ids + first + i, token.to(tl.int64), mask=wanted)
         tl.store(positions + first + i, position.to(tl.int64), mask=wanted)
         tl.store(slot_mapping + first + i, tl.where(live, place, -1), mask=wanted)
-    n_blocks = tl.maximum((end + BLOCK_TOKENS - 1) // BLOCK_TOKENS, 1)
+    used = (end + BLOCK_TOKENS - 1) // BLOCK_TOKENS
+    n_blocks = tl.maximum(used, 1)
     block_tables += row.to(tl.int64) * block_tables_stride
     for done in range(0, n_blocks, BLOCK):
         i = done + tl.arange(0, BLOCK)
-        blocks = tl.load(table + i, mask=(i < n_blocks) & live, other=0)
+        blocks = tl.load(table + i, mask=i < used, other=0)
         tl.store(block_tables + i, blocks, mask=i < n_blocks)
