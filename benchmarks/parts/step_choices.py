@@ -1,0 +1,209 @@
+"""What may be chosen in a decode step, and kernels that are launched so.
+
+A choice is a configuration of a linear layer (by name; None: cuBLAS) or of a kind of kernel, or a
+switch: `pdl:KIND`, `trigger:KIND` (see kernels/gpu/launch.py) and `ahead` (attention reads its plan
+before the kernel in front has finished). `skip` leaves kernels out, whose results are then garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Any, Final, Literal
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from pagemesh.kernels.gpu import (
+    activation,
+    decode_attention,
+    decode_plan,
+    embedding,
+    norm,
+    rope_store,
+    skinny,
+    skinny_config,
+    skinny_tma,
+)
+from pagemesh.kernels.gpu import batch as gpu_batch
+from pagemesh.kernels.gpu.decode_plan import Heads
+from pagemesh.kernels.gpu.launch import multiprocessors
+from pagemesh.kernels.gpu.skinny_config import SkinnyConfig
+from pagemesh.worker_svc.gpu import decoder
+from pagemesh.worker_svc.models.config import DecoderConfig
+
+Choices = dict[str, Any]
+Mode = Literal["launch", "compile"]
+
+DTYPE: Final = torch.bfloat16
+KERNELS: Final[dict[str, list[tuple[Any, str]]]] = {
+    "attention": [(decode_attention, "_decode_kernel")],
+    "norm": [(norm, "_norm_kernel")],
+    "rope_store": [(rope_store, "_rope_store_kernel")],
+    "skinny": [(skinny, "_skinny_kernel"), (skinny_tma, "skinny_tma_kernel")],
+    "silu": [(activation, "_silu_mul_kernel")],
+    "plan": [(decode_plan, "_plan_kernel")],
+    "embed": [(embedding, "_embed_kernel")],
+    "gather": [(gpu_batch, "_gather")],
+}
+SWITCHED: Final = ("attention", "norm", "rope_store", "skinny", "silu")
+"""Kinds whose overlap and trigger are choices."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """w [n, k]; `n` counts gate and up."""
+
+    name: str
+    n: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    config: DecoderConfig
+
+    @property
+    def heads(self) -> Heads:
+        config = self.config
+        return Heads(config.n_kv_heads, config.n_heads // config.n_kv_heads, config.head_dim)
+
+    @property
+    def linears(self) -> list[Linear]:
+        config = self.config
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attended = config.n_heads * config.head_dim
+        return [
+            Linear("qkv", attended + 2 * config.n_kv_heads * config.head_dim, hidden),
+            Linear("o", hidden, attended),
+            Linear("gate_up", 2 * inner, hidden),
+            Linear("down", hidden, inner),
+            Linear("head", config.vocab_size, hidden),
+        ]
+
+    def present(self, rows: int) -> Choices:
+        """What the worker chooses now."""
+        sms, config = multiprocessors(), self.config
+        chosen: Choices = {}
+        for each in self.linears:
+            if each.name == "gate_up":
+                args = (rows, each.n // 2, each.k, DTYPE, sms)
+                chosen[each.name] = skinny_config.choose_gated_config(*args)
+            else:
+                most = 1 if each.name == "head" else 8
+                chosen[each.name] = skinny_config.choose_config(
+                    rows, each.n, each.k, DTYPE, sms, max_splits=most
+                )
+        chosen["attention"] = decode_attention.choose_config(self.heads, DTYPE, sms)
+        chosen["norm"] = norm.choose_config(config.hidden_size)
+        chosen["rope_store"] = rope_store.choose_config(config.head_dim)
+        chosen["silu"] = activation.choose_config(config.intermediate_size)
+        chosen |= {f"pdl:{kind}": True for kind in SWITCHED}
+        chosen |= {f"trigger:{kind}": 0 for kind in SWITCHED}
+        return chosen | {"ahead": False}
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A kernel that is launched with other constants, only compiled, or left out."""
+
+    kernel: Any
+    constants: dict[str, Any]
+    mode: Mode
+    skipped: bool = False
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        if self.skipped:
+            return
+        options |= self.constants
+        if self.mode == "compile":
+            self.kernel.warmup(*arguments, grid=grid, **options)
+        else:
+            self.kernel[grid](*arguments, **options)
+
+
+@contextmanager
+def applied(
+    shape: Shape, choices: Choices, skip: frozenset[str] = frozenset(), mode: Mode = "launch"
+) -> Iterator[None]:
+    """Decoders that launch within the block do as chosen."""
+    names = {(each.n, each.k): each.name for each in shape.linears}
+    with ExitStack() as stack:
+
+        def put(module: Any, name: str, value: Any) -> None:
+            stack.enter_context(patch.object(module, name, value))
+
+        for kind, places in KERNELS.items():
+            for module, name in places:
+                constants = _constants(kind, choices)
+                kernel = getattr(module, name)
+                put(module, name, Changed(kernel, constants, mode, kind in skip))
+        put(decoder, "choose_config", lambda _, n, k, *rest: choices[names[n, k]])
+        put(decoder, "choose_gated_config", lambda *_: choices["gate_up"])
+        put(skinny, "choose_config", lambda *_, max_splits: choices["head"])
+        for kind, module in _CONFIGURED.items():
+            put(module, "choose_config", lambda *_, kind=kind: choices[kind])
+        for name in ("skinny_linear", "skinny_gate_up", "linear"):
+            put(decoder, name, _skippable(getattr(decoder, name), names, skip))
+        yield
+
+
+_CONFIGURED: Final = {
+    "attention": decode_attention,
+    "norm": norm,
+    "rope_store": rope_store,
+    "silu": activation,
+}
+
+
+def _constants(kind: str, choices: Choices) -> dict[str, Any]:
+    constants: dict[str, Any] = {}
+    if not choices.get(f"pdl:{kind}", True):
+        constants |= {"PDL": False, "launch_pdl": False}
+    trigger = choices.get(f"trigger:{kind}", 0)
+    if choices["ahead"] and kind == "rope_store":
+        # Attention then starts when all that came before rope_store is done: the plan, too.
+        trigger = max(trigger, 1)
+    if trigger:
+        constants["TRIGGER"] = trigger
+    if choices["ahead"] and kind == "attention":
+        constants["AHEAD"] = True
+    return constants
+
+
+def _skippable(
+    run: Callable[..., Tensor], names: dict[tuple[int, int], str], skip: frozenset[str]
+) -> Callable[..., Tensor]:
+    """Left out, a layer returns memory as it is, of the shape that its reader expects."""
+
+    def run_or_skip(x: Tensor, w: Tensor, *rest: Any, **options: Any) -> Tensor:
+        if names[w.shape[0], w.shape[1]] not in skip:
+            return run(x, w, *rest, **options)
+        config: SkinnyConfig | None = options.get("config")
+        if options.get("out") is not None:
+            out: Tensor = options["out"]
+            return out
+        if config is None:
+            return x.new_empty(len(x), len(w))
+        gated = run.__name__ == "skinny_gate_up"
+        features = len(w) // 2 if gated else len(w)
+        if config.splits == 1:
+            return x.new_empty(len(x), features)
+        return x.new_empty(config.splits, len(x), features, dtype=torch.float32)
+
+    return run_or_skip
+
+
+def show(value: object) -> str:
+    """A configuration as Python, without what is at its default."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    pairs = ((each, getattr(value, each.name)) for each in fields(value))
+    given = ", ".join(f"{each.name}={it!r}" for each, it in pairs if it != each.default)
+    return f"{type(value).__name__}({given})"
