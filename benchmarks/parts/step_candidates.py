@@ -125,7 +125,7 @@ def _sensible(config: SkinnyConfig, layer: Linear, rows: int) -> bool:
     whole = layer.name in ("gate_up", "head")
     return (
         config.splits in ((1,) if whole else (1, 2, 4, 8))
-        and layer.k >= 512 * config.splits
+        and layer.k >= 128 * config.splits
         and (not config.tma or config.block_n % (16 * config.warps) == 0)
         # Sums that a thread holds.
         and config.block_n * block_rows <= 128 * 32 * config.warps
