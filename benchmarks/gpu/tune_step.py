@@ -44,6 +44,7 @@ LINEARS = ("qkv", "o", "gate_up", "down", "head")
 SMALL = ("norm", "rope_store", "silu", "embed", "gather")
 ATTENTION = ("attention", "plan")
 WARM_UP_MS = 300
+LOAD_MS = 1500
 TURNS = 30
 MAX_DIFFERENCE = 0.2
 """||logits - present logits|| / ||present logits||: other roundings grow through the layers."""
@@ -71,6 +72,9 @@ def ablate(step: DecodeStep, rows: int, present: Choices, graph: CUDAGraph) -> N
         other = step.capture(rows, present, skip)
         whole, without = map(statistics.median, replay_ms([graph, other], 10))
         print(f"  {name:28}{without:9.3f}{(whole - without) * 1e3:16.0f}")
+    linears = step.capture(rows, present, frozenset({*SMALL, *ATTENTION} - {"silu"}))
+    for name, loaded in {"whole step": graph, "linear layers": linears}.items():
+        print(f"  {name}, {CARD_QUERY}: {card_under_load(loaded, whole)}")
     serial = present | {f"pdl:{kind}": False for kind in SWITCHED}
     other = step.capture(rows, serial)
     whole, without = map(statistics.median, replay_ms([graph, other], 10))
@@ -78,8 +82,8 @@ def ablate(step: DecodeStep, rows: int, present: Choices, graph: CUDAGraph) -> N
 
 
 def card_under_load(graph: CUDAGraph, step_ms: float) -> str:
-    """Clocks and power after a quarter of a second, and the reasons the driver gives for them."""
-    for _ in range(int(1500 / step_ms)):
+    """Clocks and power while the graph runs, and why the driver holds the clocks back."""
+    for _ in range(int(LOAD_MS / step_ms)):
         graph.replay()
     command = ["nvidia-smi", f"--query-gpu={CARD_QUERY}", "--format=csv,noheader", "-i", "0"]
     try:
@@ -153,7 +157,6 @@ def measure(
     for _ in range(2):
         [times] = replay_ms([first], TURNS)
         print(f"  present: {spread_text(times)}")
-    print(f"  card: {card_under_load(first, statistics.median(times))}  ({CARD_QUERY})")
     ablate(step, rows, present, first)
     compiler.wait(rows)
     start = perf_counter()

@@ -87,7 +87,8 @@ class DecodeStep:
 
     def _launch(self, rows: int, choices: Choices) -> None:
         buffers = self.buffers.part(rows, rows)
-        self.rows[:rows].copy_(self.first[:rows])
+        # By a kernel: the next one depends on it as it does on those of the worker.
+        torch.add(self.first[:rows], 0, out=self.rows[:rows])
         gather_rows(self.rows[:rows], self.state, BLOCK_TOKENS, buffers)
         inputs = AttentionInputs(
             query_start=buffers.query_start,
