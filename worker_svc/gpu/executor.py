@@ -143,7 +143,7 @@ class GPUExecutor:
     def capture(self) -> None:
         """Make the graphs of decode steps that will be wanted. Others are made when they are."""
         if not self._eager:
-            self._capture(self.graphs.sizes)
+            self._capture(self.graphs.hot_sizes)
 
     def _capture(self, sizes: list[int]) -> None:
         # A graph is launched once before it is captured: on rows of no sequence.
