@@ -1,9 +1,9 @@
 """One engine: queues, blocks and steps of one worker group. No I/O, no clock, no event loop.
 
-`plan` decides and commits the next step; `apply` takes in a result. Up to `run_ahead_depth` steps
-are out at a time: a step needs the counts of the one before it, not its tokens. What is found late
-(an end of sequence, a preemption) leaves results in flight behind: tokens of a preempted request
-are still delivered, in order, and touch no counter; those of a finished request are dropped.
+`plan` decides and commits the next step; `apply` takes in a result. A few steps are out at a time:
+a step needs the counts of the one before it, not its tokens. What is found late (an end of
+sequence, a preemption) leaves results in flight behind: tokens of a preempted request are still
+delivered, in order, and touch no counter; those of a finished request are dropped.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.scheduler_svc.results import ResultReader
+from pagemesh.scheduler_svc.run_ahead import RunAhead
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
 from pagemesh.shared.engine_messages import Step, StepResult, Submit, Tokens
 from pagemesh.shared.errors import RequestError
@@ -61,6 +62,7 @@ class Engine:
         self._prefix_caching = prefix_caching
         self._report_ended = report_ended
         self._limits = Limits.of(card, capacity, settings)
+        self._run_ahead = RunAhead(settings.run_ahead_depth)
         self._intake = Intake(card, capacity, settings.scheduling_policy)
         self._clients: dict[str, Client] = {}
         self._last_event_s = 0.0
@@ -148,7 +150,7 @@ class Engine:
     def plan(self, now_s: float) -> Step | None:
         """Commit the next step and return its frame; None when there is nothing to do, or when as
         many steps are out as may be."""
-        if len(self._inflight) >= self._settings.run_ahead_depth:
+        if len(self._inflight) >= self._run_ahead.depth:
             return None
         if self._writer.snapshot_due and self._inflight:
             return None  # what the worker did compute before the gap must land first
@@ -179,6 +181,7 @@ class Engine:
         flight = self._inflight.popleft()
         round_trip_s = now_s - flight.planned_s
         self.counters.steps.landed(round_trip_s, result.inside_s, result.elapsed_s)
+        self._run_ahead.landed(result.elapsed_s)
         self._results.read(flight, result, now_s)
         return self._lifecycle.take_frames(self.engine_id)
 

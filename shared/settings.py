@@ -102,8 +102,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         int, _meta("Most requests waiting in one engine; more are answered 429"), Meta(ge=1)
     ] = 2048
     run_ahead_depth: Annotated[
-        int, _meta("Steps planned before their tokens are known"), Meta(ge=1, le=8)
-    ] = 2
+        Annotated[int, Meta(ge=1, le=8)] | None,
+        _meta("Steps out before their tokens are known; default: 2, or 3 while they take under 2 ms"),
+    ] = None
     watermark: Annotated[
         float,
         _meta("Share of blocks kept free when admitting beside running requests"),
