@@ -103,7 +103,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = 2048
     run_ahead_depth: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None,
-        _meta("Steps out before their tokens are known; default: 2, or 3 while they take under 2 ms"),
+        _meta("Steps out before their tokens are known; default: 2, or 3 if they take under 2 ms"),
     ] = None
     watermark: Annotated[
         float,
