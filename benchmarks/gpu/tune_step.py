@@ -191,8 +191,9 @@ def print_tables(shape: Shape, found: dict[int, Choices]) -> None:
 def expect_all(compiler: StepCompiler, shape: Shape, args: argparse.Namespace) -> None:
     for rows in args.rows:
         present, space = shape.present(rows), Space(shape, rows, args.order)
-        compiler.start(rows, present, "ahead")
-        for name in space.names(present):
+        names = space.names(present)
+        compiler.start(rows, present, names[0])
+        for name in names:
             for value in space.alternatives(name, present):
                 compiler.start(rows, present | {name: value}, name)
 

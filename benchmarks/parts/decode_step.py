@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pagemesh.kernels.batch import ROW_WORDS, BatchState, StepBuffers
 from pagemesh.kernels.gpu.batch import gather_rows
-from pagemesh.kernels.gpu.decode_plan import plan_decode
 from pagemesh.kernels.gpu.row_params import ROW_WORDS as PARAM_WORDS
 from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.worker_svc.gpu import decoder as gpu_decoder
@@ -83,9 +82,9 @@ class DecodeStep:
     ) -> None:
         """What a graph of the executor does, with `choices` and without `skip`."""
         with applied(self.shape, choices, skip, mode):
-            self._launch(rows, choices)
+            self._launch(rows)
 
-    def _launch(self, rows: int, choices: Choices) -> None:
+    def _launch(self, rows: int) -> None:
         buffers = self.buffers.part(rows, rows)
         # By a kernel: the next one depends on it as it does on those of the worker.
         torch.add(self.first[:rows], 0, out=self.rows[:rows])
@@ -99,9 +98,6 @@ class DecodeStep:
             max_seq_tokens=MAX_MODEL_LEN,
             n_decode=rows,
         )
-        if choices["ahead"]:
-            for window in dict.fromkeys(self.shape.config.windows):
-                plan_decode(inputs, self.shape.heads, window, choices["attention"])
         hidden = self.model.forward(buffers.token_ids, buffers.positions, inputs, self.kv)
         self.model.logits(hidden, out=self.logits[:rows])
 

@@ -31,12 +31,11 @@ class Space:
 
     def names(self, choices: Choices) -> list[str]:
         """What there is to choose: what is believed to matter most comes first."""
-        switches = [f"{what}:{kind}" for what in ("trigger", "pdl") for kind in SWITCHED]
+        unused = {"silu", "pdl:silu"} if choices["gate_up"] is not None else set()
+        switches = [f"pdl:{kind}" for kind in SWITCHED]
         linears = ["gate_up", "down", "qkv", "o", "head"]
-        if choices["gate_up"] is not None:
-            switches = [name for name in switches if not name.endswith(":silu")]
-        silu = ["silu"] if choices["gate_up"] is None else []
-        return ["ahead", *switches, *linears, "attention", "norm", "rope_store", *silu]
+        names = [*switches, *linears, "attention", "norm", "rope_store", "silu"]
+        return [name for name in names if name not in unused]
 
     def alternatives(self, name: str, choices: Choices) -> list[Any]:
         """Other values than the present one."""
@@ -46,10 +45,8 @@ class Space:
 
     def _values(self, name: str, choices: Choices) -> Iterable[Any]:
         match name.partition(":")[0]:
-            case "ahead" | "pdl":
+            case "pdl":
                 return [False, True]
-            case "trigger":
-                return [0, 1, 2]
             case "attention":
                 return attention_configs(choices[name], self.shape.config.head_dim)
             case "norm":

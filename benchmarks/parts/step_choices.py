@@ -1,8 +1,8 @@
 """What may be chosen in a decode step, and kernels that are launched so.
 
 A choice is a configuration of a linear layer (by name; None: cuBLAS) or of a kind of kernel, or a
-switch: `pdl:KIND`, `trigger:KIND` (see kernels/gpu/launch.py) and `ahead` (attention reads its plan
-before the kernel in front has finished). `skip` leaves kernels out, whose results are then garbage.
+switch: `pdl:KIND` is whether kernels of that kind overlap their start with the end of the one in
+front. `skip` leaves kernels out, whose results are then garbage.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KERNELS: Final[dict[str, list[tuple[Any, str]]]] = {
     "gather": [(gpu_batch, "_gather")],
 }
 SWITCHED: Final = ("attention", "norm", "rope_store", "skinny", "silu")
-"""Kinds whose overlap and trigger are choices."""
+"""Kinds whose overlap is a choice."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,7 @@ class Shape:
         chosen["norm"] = norm.choose_config(config.hidden_size)
         chosen["rope_store"] = rope_store.choose_config(config.head_dim)
         chosen["silu"] = activation.choose_config(config.intermediate_size)
-        chosen |= {f"pdl:{kind}": True for kind in SWITCHED}
-        chosen |= {f"trigger:{kind}": 0 for kind in SWITCHED}
-        return chosen | {"ahead": False}
+        return chosen | {f"pdl:{kind}": True for kind in SWITCHED}
 
 
 @dataclass(frozen=True)
@@ -163,18 +161,8 @@ _CONFIGURED: Final = {
 
 
 def _constants(kind: str, choices: Choices) -> dict[str, Any]:
-    constants: dict[str, Any] = {}
-    if not choices.get(f"pdl:{kind}", True):
-        constants |= {"PDL": False, "launch_pdl": False}
-    trigger = choices.get(f"trigger:{kind}", 0)
-    if choices["ahead"] and kind == "rope_store":
-        # Attention then starts when all that came before rope_store is done: the plan, too.
-        trigger = max(trigger, 1)
-    if trigger:
-        constants["TRIGGER"] = trigger
-    if choices["ahead"] and kind == "attention":
-        constants["AHEAD"] = True
-    return constants
+    overlaps = choices.get(f"pdl:{kind}", True)
+    return {} if overlaps else {"PDL": False, "launch_pdl": False}
 
 
 def _skippable(

@@ -63,14 +63,10 @@ def _silu_mul_kernel(
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
-    TRIGGER: tl.constexpr = 0,  # see launch.py
 ):
-    if PDL and TRIGGER == 0:
-        tl.extra.cuda.gdc_launch_dependents()
     if PDL:
-        tl.extra.cuda.gdc_wait()
-    if PDL and TRIGGER == 1:
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     dtype: tl.constexpr = out.dtype.element_ty
     blocks: tl.constexpr = (INNER + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -80,5 +76,3 @@ def _silu_mul_kernel(
     gate = rounded(load_joined(gate_up, at, mask, split_stride, SPLITS), dtype)
     up = rounded(load_joined(gate_up, at + INNER, mask, split_stride, SPLITS), dtype)
     tl.store(out + row * INNER + column, rounded(gate / (1 + tl.exp(-gate)), dtype) * up, mask=mask)
-    if PDL and TRIGGER == 2:
-        tl.extra.cuda.gdc_launch_dependents()

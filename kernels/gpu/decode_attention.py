@@ -148,24 +148,16 @@ def _decode_kernel(
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
-    TRIGGER: tl.constexpr = 0,  # see launch.py
-    AHEAD: tl.constexpr = False,
 ):
     """`scale` includes log2(e): weights are powers of two. M, G: GROUP padded for the matrix
     product and for the rest; D: HEAD_DIM padded; COLUMNS: the most chunks of a row, padded;
-    AT_ONCE: chunks whose sums are read together. AHEAD: the plan is read before the kernel in front
-    has finished, which must have triggered this one only after its own wait."""
-    if PDL and TRIGGER == 0:
+    AT_ONCE: chunks whose sums are read together."""
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    if PDL and not AHEAD:
         tl.extra.cuda.gdc_wait()
     pair = tl.program_id(0)
     row, start, stop, which = _item(items, pair, N_KV_HEADS)
     n_pairs = tl.load(n_items) * N_KV_HEADS
-    if PDL and AHEAD:
-        tl.extra.cuda.gdc_wait()
-    if PDL and TRIGGER == 1:
-        tl.extra.cuda.gdc_launch_dependents()
     while pair < n_pairs:
         # Read ahead: an item is there when its turn comes.
         next_pair = pair + tl.num_programs(0)
@@ -226,8 +218,6 @@ def _decode_kernel(
                 )
                 store_heads(result, whole, out_head_stride, GROUP, HEAD_DIM, G, D)
         pair, row, start, stop, which = next_pair, next_row, next_start, next_stop, next_which
-    if PDL and TRIGGER == 2:
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

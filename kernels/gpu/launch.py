@@ -1,9 +1,4 @@
-"""What every kernel launch needs to know of the card.
-
-`TRIGGER` says where a kernel lets the next one start, which then waits for its end: 0 at once, so
-that the next is in place and has its weights; 1 once the kernel in front has finished; 2 when its
-own loads are done, so that it shares nothing of the multiprocessor before.
-"""
+"""What every kernel launch needs to know of the card."""
 
 from __future__ import annotations
 

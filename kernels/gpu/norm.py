@@ -86,25 +86,20 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
-    TRIGGER: tl.constexpr = 0,  # see launch.py
 ):
-    if PDL and TRIGGER == 0:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     column = tl.arange(0, BLOCK)
     mask = column < HIDDEN
     gain = tl.load(weight + column, mask=mask, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL and TRIGGER == 1:
-        tl.extra.cuda.gdc_launch_dependents()
     at = tl.program_id(0).to(tl.int64) * HIDDEN + column
     total = rounded(load_joined(x, at, mask, split_stride, SPLITS), gain.dtype)
     if residual is not None:
         total = rounded(total + tl.load(residual + at, mask=mask, other=0.0), gain.dtype)
         tl.store(residual + at, total, mask=mask)
     tl.store(normed + at, normalised(total, gain, eps, HIDDEN), mask=mask)
-    if PDL and TRIGGER == 2:
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -107,9 +107,8 @@ def _rope_store_kernel(
     HALF: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
-    TRIGGER: tl.constexpr = 0,  # see launch.py
 ):
-    if PDL and TRIGGER == 0:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = q.dtype.element_ty
     q_programs: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
@@ -138,8 +137,6 @@ def _rope_store_kernel(
         high_gain = tl.load(gain + HEAD_DIM // 2, mask=mask, other=0.0)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL and TRIGGER == 1:
-        tl.extra.cuda.gdc_launch_dependents()
 
     # Small, and read again in the next layer: kept, while the matrices stream through the cache.
     slot = tl.load(slot_mapping + token, eviction_policy="evict_last")
@@ -171,5 +168,3 @@ def _rope_store_kernel(
         mask = mask & (head < tl.where(slot >= 0, KV_HEADS, 0))
     tl.store(out, low, mask=mask)
     tl.store(out + HEAD_DIM // 2, high, mask=mask)
-    if PDL and TRIGGER == 2:
-        tl.extra.cuda.gdc_launch_dependents()

@@ -90,9 +90,8 @@ def _skinny_kernel(
     EVEN_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
-    TRIGGER: tl.constexpr = 0,  # see launch.py
 ):
-    if PDL and TRIGGER == 0:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row_tile = tl.program_id(0)  # The fastest: neighbours share the weights they read.
     split = tl.program_id(1)
@@ -103,8 +102,6 @@ def _skinny_kernel(
     _prefetch(weight_rows, first, steps, k, BLOCK_K, PREFETCH)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    if PDL and TRIGGER == 1:
-        tl.extra.cuda.gdc_launch_dependents()
     row = row_tile * BLOCK_R + tl.arange(0, BLOCK_R)
     column = tl.arange(0, BLOCK_K)
     row_mask = row[:, None] < rows
@@ -119,8 +116,6 @@ def _skinny_kernel(
             weights = tl.load(weight_rows + at, mask=at < k, other=0.0)
             inputs = tl.load(x_rows + at, mask=row_mask & (at < k), other=0.0)
         total = tl.dot(weights, inputs.T, total, input_precision="ieee")
-    if PDL and TRIGGER == 2:
-        tl.extra.cuda.gdc_launch_dependents()
     if HAS_BIAS:
         total += tl.load(bias + tl.minimum(feature, n - 1)).to(tl.float32)[:, None]
     dtype: tl.constexpr = y.dtype.element_ty

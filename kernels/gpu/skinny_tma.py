@@ -96,9 +96,8 @@ def skinny_tma_kernel(
     GATED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     PDL: gl.constexpr,
-    TRIGGER: gl.constexpr = 0,  # see launch.py
 ):
-    if PDL and TRIGGER == 0:
+    if PDL:
         gdc_launch_dependents()
     block_r: gl.constexpr = x.block_shape[0]
     block_k: gl.constexpr = x.block_shape[1]
@@ -121,8 +120,6 @@ def skinny_tma_kernel(
         item, step = _next(item, step, steps)
     if PDL:
         gdc_wait()
-    if PDL and TRIGGER == 1:
-        gdc_launch_dependents()
     item = gl.program_id(0)
     step = 0
     for stage in gl.static_range(STAGES):
@@ -150,8 +147,6 @@ def skinny_tma_kernel(
                     _load(w, w_stages, ready, free, tile, split * steps + step)
                     _load(x, x_stages, ready, free, row_tile, split * steps + step)
                 item, step = _next(item, step, steps)
-                if PDL and TRIGGER == 2 and item >= items:
-                    gdc_launch_dependents()
             free = slot
             last = slot + 1 == STAGES
             slot = gl.where(last, 0, slot + 1)

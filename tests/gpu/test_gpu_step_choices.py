@@ -47,11 +47,10 @@ def logits(step: DecodeStep, choices: Choices, *skip: str) -> torch.Tensor:
 
 
 def changes() -> list[Choices]:
-    triggers = [{f"trigger:{kind}": n for kind in SWITCHED} for n in (1, 2)]
     own = SkinnyConfig(block_n=16, block_k=32, tma=False, block_rows=16)
     split = SkinnyConfig(block_n=16, block_k=32, tma=False, block_rows=16, splits=2)
     layers = {"qkv": split, "o": split, "down": split, "gate_up": own, "head": own}
-    return [*triggers, {"ahead": True}, {f"pdl:{kind}": False for kind in SWITCHED}, layers]
+    return [{f"pdl:{kind}": False for kind in SWITCHED}, layers]
 
 
 @pytest.mark.parametrize("change", changes(), ids=lambda change: next(iter(change)))
