@@ -324,8 +324,8 @@ def candidates(heads: Heads) -> list[DecodeConfig]:
 
 def variations(config: DecodeConfig) -> list[DecodeConfig]:
     return [
-        replace(config, chunk_tokens=chunk_tokens, steal=steal)
-        for chunk_tokens, steal in itertools.product([128, 256, 384, 512], [False, True])
+        replace(config, chunk_tokens=chunk_tokens)
+        for chunk_tokens in (128, 256, 384, 512)
         if chunk_tokens % config.tile_tokens == 0
     ]
 
@@ -344,7 +344,7 @@ def compile_all(
 
 
 def sweep(executor: ProcessPoolExecutor, whole: Pool, heads: Heads, best: int) -> None:
-    """First the shapes of programs, then chunks and stealing for the best, then page sizes."""
+    """First the shapes of programs, then chunks for the best, then page sizes."""
     pool = whole.paged(16)
     shapes = candidates(heads)
     compile_all(executor, ((heads, 16, config) for config in shapes))
@@ -364,9 +364,7 @@ def rank(configs: list[DecodeConfig], pool: Pool, heads: Heads, best: int) -> li
     times = {config: [work.us(config) for work in works] for config in configs}
     ranked = sorted(configs, key=lambda config: statistics.geometric_mean(times[config]))
     print(f"\n{heads}, block_tokens {pool.block_tokens}: µs")
-    print(
-        f"{'tile chunk warps stages programs steal':>40}" + "".join(f"{c.name:>18}" for c in cells)
-    )
+    print(f"{'tile chunk warps stages programs':>35}" + "".join(f"{c.name:>18}" for c in cells))
     for config in ranked[: 2 * best]:
         print(config_text(config) + "".join(f"{us:>18.1f}" for us in times[config]))
     print("the best of each cell:")
@@ -379,7 +377,7 @@ def rank(configs: list[DecodeConfig], pool: Pool, heads: Heads, best: int) -> li
 def config_text(config: DecodeConfig) -> str:
     return (
         f"{config.tile_tokens:>7} {config.chunk_tokens:>5} {config.num_warps:>5}"
-        f" {config.num_stages:>6} {config.programs_per_sm:>8} {config.steal!s:>5}"
+        f" {config.num_stages:>6} {config.programs_per_sm:>8}"
     )
 
 

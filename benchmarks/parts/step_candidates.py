@@ -145,7 +145,6 @@ def attention_configs(present: DecodeConfig, head_dim: int) -> Iterator[DecodeCo
                 yield config
     for chunk_tokens in (128, 256, 512, 1024):
         yield replace(present, chunk_tokens=chunk_tokens)
-    yield replace(present, steal=not present.steal)
 
 
 def _fits(config: DecodeConfig, head_dim: int) -> bool:

@@ -100,7 +100,6 @@ def decode_attention(
         GROUP=heads.group,
         HEAD_DIM=head_dim,
         PAGE_BITS=block_tokens.bit_length() - 1,
-        STEAL=config.steal,
         M=max(_MIN_ROWS, triton.next_power_of_2(heads.group)),
         G=triton.next_power_of_2(heads.group),
         D=triton.next_power_of_2(head_dim),
@@ -140,7 +139,6 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_BITS: tl.constexpr,
-    STEAL: tl.constexpr,
     M: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -161,12 +159,6 @@ def _decode_kernel(
     while pair < n_pairs:
         # Read ahead: an item is there when its turn comes.
         next_pair = pair + tl.num_programs(0)
-        if STEAL:
-            taken = tl.atomic_add(n_items + 1, 1, sem="relaxed")
-            next_pair = taken + tl.num_programs(0)
-            # The last of all: the next layer starts from zero.
-            if taken == n_pairs - 1:
-                tl.store(n_items + 1, 0)
         next_row, next_start, next_stop, next_which = _item(items, next_pair, N_KV_HEADS)
         head = pair % N_KV_HEADS
         chunk, n_chunks = which & 0xFFFF, which >> 16

@@ -38,8 +38,6 @@ class DecodeConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs_per_sm: int = 3
-    steal: bool = False
-    """Programs take the next piece of work when they are done, not every n-th."""
 
     def chunks(self, tokens: int) -> int:
         """The most chunks that a row of up to `tokens` tokens is cut into."""
@@ -81,8 +79,7 @@ class DecodePlan:
     of 16 rows come first, then their second …: rows with a common prefix share it in the L2 cache,
     and a row's partial sums are still there when its last chunk is done."""
     n_items: Tensor
-    """int32[2]: the number, and how many (item, KV head) pairs were taken beyond each program's
-    first; zero between layers."""
+    """int32[1]: their number."""
     arrived: Tensor
     """int32[rows, Hkv]: chunks whose partial sums are written; zero between layers."""
     sums: Tensor
@@ -101,7 +98,7 @@ class DecodePlan:
         n_items = rows * max_chunks + read_ahead
         return cls(
             items=torch.empty(n_items, ITEM_FIELDS, dtype=torch.int32, device=device),
-            n_items=torch.empty(2, dtype=torch.int32, device=device),
+            n_items=torch.empty(1, dtype=torch.int32, device=device),
             arrived=torch.empty(rows, heads.n_kv_heads, dtype=torch.int32, device=device),
             sums=torch.empty(*slots, heads.head_dim, dtype=torch.float32, device=device),
             peaks=torch.empty(2, *slots, dtype=torch.float32, device=device),
@@ -196,7 +193,6 @@ def _plan_kernel(
     )
     if mine + ROWS >= n_rows:
         tl.store(n_items, n_before + tl.sum(n_chunks, 0))
-        tl.store(n_items + 1, 0)
     column = tl.arange(0, COLUMNS)
     exists = n_chunks[:, None] > column[None, :]
     ones = exists.to(tl.int32)
