@@ -39,23 +39,35 @@ class StepBuffers(NamedTuple):
     next_positions: Tensor
 
     @classmethod
-    def empty(
-        cls, n_rows: int, n_tokens: int, n_blocks: int, device: torch.device
-    ) -> StepBuffers:
+    def empty(cls, n_rows: int, n_tokens: int, n_blocks: int, device: torch.device) -> StepBuffers:
         def longs() -> Tensor:
             return torch.zeros(n_tokens, dtype=torch.int64, device=device)
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        rows = ints(n_rows + 1), ints(n_rows), ints(n_rows, n_blocks), ints(n_rows), ints(n_rows)
-        return cls(longs(), longs(), longs(), *rows)
+        return cls(
+            token_ids=longs(),
+            positions=longs(),
+            slot_mapping=longs(),
+            query_start=ints(n_rows + 1),
+            seq_lens=ints(n_rows),
+            block_tables=ints(n_rows, n_blocks),
+            slots=ints(n_rows),
+            next_positions=ints(n_rows),
+        )
 
     def part(self, n_rows: int, n_tokens: int) -> StepBuffers:
         """Views of the first rows and tokens."""
-        tokens = (field[:n_tokens] for field in self[:3])
         return StepBuffers(
-            *tokens, self.query_start[: n_rows + 1], *(field[:n_rows] for field in self[4:])
+            token_ids=self.token_ids[:n_tokens],
+            positions=self.positions[:n_tokens],
+            slot_mapping=self.slot_mapping[:n_tokens],
+            query_start=self.query_start[: n_rows + 1],
+            seq_lens=self.seq_lens[:n_rows],
+            block_tables=self.block_tables[:n_rows],
+            slots=self.slots[:n_rows],
+            next_positions=self.next_positions[:n_rows],
         )
 
 
