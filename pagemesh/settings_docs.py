@@ -67,6 +67,8 @@ def _shape(shape: inspect.Type) -> str:
             return f"whole number {_range(shape)}".rstrip()
         case inspect.FloatType():
             return f"number {_range(shape)}".rstrip()
+        case inspect.LiteralType(values=values):
+            return ", ".join(f"`{value}`" for value in values)
         case inspect.UnionType(types=types):
             return " or ".join(_shape(one) for one in types if type(one) is not inspect.NoneType)
     return "text"

@@ -16,6 +16,7 @@ from pagemesh.shared.errors import SettingsError
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 Count = Annotated[int, Meta(ge=1)]
+MaxModelLen = Count | Literal["auto"]
 
 
 def _meta(help_text: str, *, day_one: bool = False, secret: bool = False) -> Meta:
@@ -54,12 +55,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _meta("Keep the weights as 8-bit integers, with a scale for each output (CPU only)"),
     ] = "none"
     max_model_len: Annotated[
-        Count | None,
+        MaxModelLen,
         _meta(
-            "Longest prompt plus answer, in tokens; default: the model's, lowered to what fits",
+            "Longest prompt plus answer, in tokens; auto: the model's, lowered to what fits",
             day_one=True,
         ),
-    ] = None
+    ] = "auto"
     cache_dir: Annotated[str, _meta("Where models are kept")] = "~/.cache/pagemesh"
 
 
@@ -68,7 +69,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gpu_memory_utilization: Annotated[
         float,
         _meta(
-            "Share of the device's memory to use (GPU only; on a CPU set --kv-cache-memory)",
+            "Share of the device's memory that one worker may take (GPU only; on a CPU set "
+            "--kv-cache-memory)",
             day_one=True,
         ),
         Meta(gt=0, le=1),
@@ -76,8 +78,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_cache_memory: Annotated[
         str | None,
         _meta(
-            "Size of the KV pool, such as 512MiB or 2GiB; default on a CPU: 25% of available "
-            "memory, at most 1GiB",
+            "Size of the KV pool, such as 512MiB or 2GiB; default on a GPU: what "
+            "--gpu-memory-utilization leaves, on a CPU: 25% of available memory, at most 1GiB",
             day_one=True,
         ),
     ] = None
@@ -231,7 +233,7 @@ def check_link_exposure(mesh: MeshSettings) -> None:
 def _check_chunking(settings: Settings) -> None:
     """Against a known length; the scheduler checks the length that the model brings."""
     budget, length = settings.scheduler.max_num_batched_tokens, settings.model.max_model_len
-    if settings.scheduler.enable_chunked_prefill or budget is None or length is None:
+    if settings.scheduler.enable_chunked_prefill or budget is None or length == "auto":
         return
     if budget < length:
         raise SettingsError(

@@ -58,6 +58,14 @@ class SettingField(NamedTuple):
             return [str(value) for value in self.shape.values]
         return None
 
+    @property
+    def words(self) -> list[str]:
+        """What may stand in place of a number."""
+        if not isinstance(self.shape, inspect.UnionType):
+            return []
+        literals = [one for one in self.shape.types if isinstance(one, inspect.LiteralType)]
+        return [str(value) for literal in literals for value in literal.values]
+
 
 class Given(NamedTuple):
     """A value before typing, and where it was found (for messages and `config show`)."""
@@ -249,6 +257,8 @@ def _typed(field: SettingField, given: Given) -> Any:
 def _wanted(field: SettingField, error: Exception) -> str:
     if field.choices is not None:
         return "choose one of " + ", ".join(field.choices)
+    if field.words and "enum" in str(error):
+        return "give a number or " + ", ".join(field.words)
     return str(error).replace("Expected", "expected").replace("`", "").replace("null", "nothing")
 
 

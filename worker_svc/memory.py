@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.settings import MaxModelLen
 
 GIB: Final = 2**30
 CPU_SHARE: Final = 0.25
@@ -57,7 +58,7 @@ def plan_memory(
     block_tokens: int,
     pool_bytes: int,
     model_max_tokens: int,
-    max_model_len: int | None,
+    max_model_len: MaxModelLen,
     max_num_seqs: int,
 ) -> MemoryPlan:
     """Divide `pool_bytes`. No more blocks than `max_num_seqs` requests of full length can use.
@@ -69,8 +70,8 @@ def plan_memory(
     usable = max_num_seqs * blocks_for(longest, block_tokens)
     num_blocks = min(pool_bytes // block_bytes, usable + NULL_BLOCKS)
     fitting_tokens = max(0, num_blocks - NULL_BLOCKS) * block_tokens
-    if fitting_tokens < (longest if max_model_len is not None else 1):
-        wanted_tokens = longest if max_model_len is not None else block_tokens
+    if fitting_tokens < (1 if max_model_len == "auto" else longest):
+        wanted_tokens = block_tokens if max_model_len == "auto" else longest
         raise _too_small(wanted_tokens, fitting_tokens, pool_bytes, block_bytes, block_tokens)
     return MemoryPlan(
         kv_bytes_per_token=kv_bytes_per_token,
@@ -80,9 +81,9 @@ def plan_memory(
     )
 
 
-def longest_tokens(max_model_len: int | None, model_max_tokens: int) -> int:
+def longest_tokens(max_model_len: MaxModelLen, model_max_tokens: int) -> int:
     """How long a request may be, if the pool allows. Raises SettingsError."""
-    if max_model_len is None:
+    if max_model_len == "auto":
         return model_max_tokens
     if not 1 <= max_model_len <= model_max_tokens:
         raise SettingsError(

@@ -130,6 +130,7 @@ def test_an_unknown_keyword_names_the_nearest_key() -> None:
         ("gpu_memory_utilization", "0", "> 0"),
         ("dtype", "int4", "choose one of"),
         ("max_model_len", "-1", ">= 1"),
+        ("max_model_len", "autp", "give a number or auto"),
         ("enable_prefix_caching", "perhaps", "expected bool"),
         ("watermark", "1", "< 1"),
     ],

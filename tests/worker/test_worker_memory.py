@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.settings import MaxModelLen
 from pagemesh.worker_svc.memory import (
     CPU_LIMIT_BYTES,
     MemoryPlan,
@@ -25,7 +26,7 @@ from pagemesh.worker_svc.memory import (
 MIB, GIB = 2**20, 2**30
 
 
-def plan(pool_bytes: int, max_model_len: int | None = None, max_num_seqs: int = 4) -> MemoryPlan:
+def plan(pool_bytes: int, max_model_len: MaxModelLen = "auto", max_num_seqs: int = 4) -> MemoryPlan:
     return plan_memory(
         kv_bytes_per_token=100,
         block_tokens=16,
