@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.splits import load_joined, rounded, split_shape
 
@@ -54,7 +55,7 @@ def silu_mul(
     return out
 
 
-@triton.jit
+@kernel()
 def _silu_mul_kernel(
     gate_up,
     split_stride,

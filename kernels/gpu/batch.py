@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.batch import BatchState, StepBuffers
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 
 _BLOCK: Final = 1024
@@ -21,7 +21,7 @@ def scatter_writes(words: Tensor, n_writes: int, state: BatchState) -> None:
         _scatter[(n_writes,)](words, *state, BLOCK=_BLOCK)
 
 
-@triton.jit
+@kernel()
 def _scatter(words, field_0, field_1, field_2, BLOCK: tl.constexpr):
     write = words + tl.program_id(0) * 4
     field, first = tl.load(write), tl.load(write + 1).to(tl.int64)
@@ -56,7 +56,7 @@ def gather_rows(rows: Tensor, state: BatchState, block_tokens: int, out: StepBuf
         )
 
 
-@triton.jit
+@kernel()
 def _gather(
     rows, ids, tables,
     token_ids, positions, slot_mapping, query_start, seq_lens, block_tables, slots, next_positions,

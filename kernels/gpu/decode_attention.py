@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pagemesh.kernels.gpu.decode_combine import chunks_at_once, combine, store_heads
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
@@ -115,7 +116,7 @@ def decode_attention(
     return out
 
 
-@triton.jit(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])
+@kernel(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])
 def _decode_kernel(
     q,
     k_cache,

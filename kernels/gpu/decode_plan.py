@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
@@ -155,7 +156,7 @@ def _cut(seq_lens, rows, n_rows, window, tile, chunk_tokens, max_chunks):
     return first, lens, chunk, tl.where(rows < n_rows, n_chunks, 0)
 
 
-@triton.jit(do_not_specialize=["n_rows", "window", "tile", "chunk_tokens", "max_chunks"])
+@kernel(do_not_specialize=["n_rows", "window", "tile", "chunk_tokens", "max_chunks"])
 def _plan_kernel(
     seq_lens,
     items,

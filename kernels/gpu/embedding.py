@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.norm import NormConfig, choose_config, normalised
 
@@ -44,7 +45,7 @@ def embed_rms_norm(
     return normed, total
 
 
-@triton.jit
+@kernel()
 def _embed_kernel(
     token_ids,
     table,

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.bisection import GROUP, bisect, probe, search
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.row_params import (
     LOG_MIN_P,
@@ -129,7 +130,7 @@ def centre(top):
     return tl.where(tl.abs(top) < float("inf"), top, 0.0)
 
 
-@triton.jit
+@kernel()
 def _survey_kernel(
     logits, table, slots, maxima, masses, vocab_tokens, row_stride,
     GROUPS: tl.constexpr, EDITED: tl.constexpr, PDL: tl.constexpr,
@@ -161,7 +162,7 @@ def _survey_kernel(
         tl.store(masses + at * 2 + 1, tl.sum(mass, axis=0))
 
 
-@triton.jit
+@kernel()
 def _search_kernel(
     logits, table, slots, maxima, masses, wanted, smallest,
     vocab_tokens, row_stride, n_groups, n_slices,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.filters import centre, is_spoiled
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.logprobs import Logprobs
 
@@ -80,7 +81,7 @@ def _score(
     )
 
 
-@triton.jit
+@kernel()
 def _slice_kernel(
     logits, rows, chosen, sums, above, vocab_tokens, row_stride,
     SLICE: tl.constexpr, PDL: tl.constexpr,
@@ -106,7 +107,7 @@ def _slice_kernel(
     tl.store(above + at, tl.where(spoiled, -1, n_above))
 
 
-@triton.jit
+@kernel()
 def _join_kernel(
     logits, rows, chosen, sums, above, scores, ranks, finite, vocab_tokens, row_stride, n_slices,
     SLICES: tl.constexpr, PDL: tl.constexpr,

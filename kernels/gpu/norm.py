@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.splits import load_joined, rounded, split_shape
 
@@ -74,7 +75,7 @@ def _launch(
     )
 
 
-@triton.jit
+@kernel()
 def _norm_kernel(
     x,
     split_stride,

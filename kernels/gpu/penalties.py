@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.row_params import (
     COUNT_ROW,
@@ -103,7 +104,7 @@ def count_tokens(tokens: Tensor, rows: SamplingRows, seen: Tensor, output_counts
         )
 
 
-@triton.jit
+@kernel()
 def _widen_kernel(
     logits, wide, vocab_tokens, row_stride, wide_stride, SLICE: tl.constexpr, PDL: tl.constexpr
 ):
@@ -118,7 +119,7 @@ def _widen_kernel(
     tl.store(wide + row * wide_stride + ids, x, mask=is_token)
 
 
-@triton.jit(do_not_specialize=["n_edits"])
+@kernel(do_not_specialize=["n_edits"])
 def _edit_kernel(logits, edits, n_edits, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -131,7 +132,7 @@ def _edit_kernel(logits, edits, n_edits, row_stride, BLOCK: tl.constexpr, PDL: t
     tl.atomic_add(logits + row * row_stride + token, value, mask=is_edit)
 
 
-@triton.jit
+@kernel()
 def _penalise_kernel(
     logits, table, slots, seen, output_counts, vocab_tokens, row_stride,
     SLICE: tl.constexpr, PDL: tl.constexpr,
@@ -161,7 +162,7 @@ def _penalise_kernel(
     tl.store(at, x, mask=was_seen)
 
 
-@triton.jit
+@kernel()
 def _count_kernel(tokens, table, slots, seen, output_counts, vocab_tokens, PDL: tl.constexpr):
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
@@ -119,7 +120,7 @@ def _padded(head_dim: int) -> int:
     return int(triton.next_power_of_2(head_dim))
 
 
-@triton.jit(do_not_specialize=["n_tokens", "n_rows", "n_decode", "table_stride", "window"])
+@kernel(do_not_specialize=["n_tokens", "n_rows", "n_decode", "table_stride", "window"])
 def _prefill_attention(
     q,
     k_cache,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.splits import load_joined, rounded, split_shape
 
@@ -85,7 +86,7 @@ def rope_store(
     return q
 
 
-@triton.jit
+@kernel()
 def _rope_store_kernel(
     qkv,
     split_stride,

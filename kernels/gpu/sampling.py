@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pagemesh.kernels.gpu.bisection import GROUP
 from pagemesh.kernels.gpu.filters import Survey, survey, thresholds
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import pdl
 from pagemesh.kernels.gpu.noise import gumbel_bound, gumbel_of_bits, row_key, token_bits
 from pagemesh.kernels.gpu.row_params import SEED, SamplingRows, is_random, load_scale, params_of
@@ -113,7 +114,7 @@ def _draw(
     )
 
 
-@triton.jit
+@kernel()
 def _draw_kernel(
     logits, table, slots, positions, smallest, maxima, best, best_ids,
     vocab_tokens, row_stride, n_groups,
@@ -189,7 +190,7 @@ def _best_of(logits, near, first, vocab_tokens, scale, floor, random, key):
     return best, token
 
 
-@triton.jit(do_not_specialize=["result_stride"])
+@kernel(do_not_specialize=["result_stride"])
 def _reduce_kernel(
     best, best_ids, slots, positions, result, token_ids, n_slices, result_stride, row_tokens,
     SLICES: tl.constexpr, PDL: tl.constexpr,

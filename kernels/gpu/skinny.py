@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 from triton import cdiv
 
 from pagemesh.kernels.activation import silu_mul
+from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.gpu.skinny_config import (
     Launch,
@@ -71,7 +72,7 @@ def _silu_mul(both, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, dtype: tl.cons
     return (silu * up.to(dtype)).reshape(BLOCK_N // 2, BLOCK_R)
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])
+@kernel(do_not_specialize=["rows", "steps"])
 def _skinny_kernel(
     x,  # [rows, k], rows x_stride apart
     w,  # [n, k], or [2 n, k] if gated

@@ -20,34 +20,15 @@ SLOW = ["window 20", "window 13", "128) pages", "256"]
 KERNELS = Path(__file__).parents[2] / "kernels" / "gpu"
 
 
-def launched_kernels(tree: ast.Module) -> set[str]:
-    """The functions of Triton's language that no other such function calls."""
-    jitted = {
-        node.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
-        and any(
-            ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list
-        )
-    }
-    called = {
-        node.func.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    return jitted - called
-
-
 def all_kernels() -> set[str]:
-    trees = [ast.parse(file.read_text()) for file in KERNELS.glob("*.py")]
-    imported = {
-        alias.name
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
+    """The functions that `kernel` makes launchable."""
+    return {
+        node.name
+        for file in KERNELS.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        and any(ast.unparse(one).startswith("kernel(") for one in node.decorator_list)
     }
-    return set().union(*map(launched_kernels, trees)) - imported
 
 
 @pytest.fixture

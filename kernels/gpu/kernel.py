@@ -1,0 +1,82 @@
+"""Launching a kernel often, from Python, in little time.
+
+Triton binds and specialises the arguments of every launch, which takes several times as long as the
+launch itself. Here the variant that an earlier launch with such arguments compiled is found by a
+key and launched as it is. A step with prompt tokens launches some three hundred kernels so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+from torch import Tensor
+from triton import knobs
+
+Grid = tuple[int, ...]
+
+
+def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`triton.jit(**options)` for what is launched from the host, not called by another kernel."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        jit = triton.jit(**options)(function)
+        return jit if knobs.runtime.interpret else Kernel(jit)
+
+    return decorate
+
+
+class Kernel:
+    """Launched as `kernel[grid](*arguments, **constants_and_options)`. Tensors and run-time numbers
+    are positional arguments, constants keywords, in every launch."""
+
+    def __init__(self, jit: Any) -> None:
+        self._jit = jit
+        self._variants: dict[tuple[Any, ...], _Variant] = {}
+
+    def __getitem__(self, grid: Grid) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            key = (*map(_kind, arguments), *options.items())
+            variant = self._variants.get(key)
+            if variant is None:
+                compiled = self._jit[grid](*arguments, **options)
+                self._variants[key] = _Variant(compiled, self._constants(len(arguments), options))
+            else:
+                variant.launch(grid, arguments)
+
+        return launch
+
+    def warmup(self, *arguments: Any, grid: Grid, **options: Any) -> Any:
+        """Compile without a launch."""
+        return self._jit.warmup(*arguments, grid=grid, **options)
+
+    def _constants(self, n_given: int, options: dict[str, Any]) -> tuple[Any, ...]:
+        """Values of the parameters after the first `n_given`, which a compiled variant is given
+        too."""
+        return tuple(
+            options.get(param.name, param.default)
+            for param in self._jit.params[n_given:]
+        )
+
+
+class _Variant:
+    def __init__(self, compiled: Any, constants: tuple[Any, ...]) -> None:
+        self._compiled = compiled
+        self._constants = constants
+
+    def launch(self, grid: Grid, arguments: tuple[Any, ...]) -> None:
+        whole = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        self._compiled[whole](*arguments, *self._constants)
+
+
+def _kind(argument: Any) -> object:
+    """What Triton tells arguments apart by: a tensor's type and whether it is aligned to 16 bytes,
+    a number's width and whether it is 1 or a multiple of 16."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, bool) or not isinstance(argument, int):
+        return argument if argument is None else type(argument)
+    if argument == 1:
+        return 1
+    return argument % 16 == 0, -(2**31) <= argument < 2**31
