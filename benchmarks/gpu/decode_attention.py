@@ -16,232 +16,53 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import get_context
 
 import torch
+from parts.agreement import relative_error
+from parts.card_clock import copy_bytes_s
+from parts.decode_cells import DEVICE, DTYPE, Cell, Pool, Work, extra_cells, plan_us, tuned
+from parts.decode_fit import fits
 from torch import Tensor
 
-from pagemesh.kernels.gpu.decode_attention import choose_config, decode_attention
-from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
-from pagemesh.kernels.gpu.launch import multiprocessors
+from pagemesh.kernels.gpu.decode_attention import decode_attention
+from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads
 from pagemesh.kernels.inputs import AttentionInputs
 
-DEVICE = "cuda"
-DTYPE = torch.bfloat16
 LAYERS = [Heads(8, 4, 128), Heads(8, 2, 128)]
 BLOCK_TOKENS = [16, 64]
 BATCHES = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256]
 CONTEXTS = [128, 192, 512, 1024, 2048, 4096, 8192, 32768]
 SWEPT_CELLS = [(256, 192), (256, 640), (64, 2048), (1, 8192), (32, 8192), (1, 256), (32, 384)]
 POOL_TOKENS = 256 * 32768
-COLD_BYTES = 400e6
-"""A graph reads at least this much (several times the L2 cache) before it returns to a page."""
-MAX_SETS = 128
-LAUNCHES = 8
-"""At least, in a graph."""
 MANY_TOKENS = 256 * 1024
-SHARED_BYTES = 227 * 1024
 MAX_ERROR = 6e-3
-
-
-@dataclass(frozen=True)
-class Pool:
-    k: Tensor
-    v: Tensor
-    order: Tensor
-    """int32: the blocks, shuffled."""
-
-    @classmethod
-    def random(cls, heads: Heads, tokens: int) -> Pool:
-        """Of pages of one token, to be seen with `paged`."""
-        shape = (tokens, heads.n_kv_heads, 1, heads.head_dim)
-        k, v = (torch.empty(shape, dtype=DTYPE, device=DEVICE).normal_() for _ in range(2))
-        return cls(k, v, torch.empty(0))
-
-    def paged(self, block_tokens: int) -> Pool:
-        tokens, n_kv_heads, _, head_dim = self.k.shape
-        blocks = tokens // block_tokens
-        shape = (blocks, n_kv_heads, block_tokens, head_dim)
-        order = torch.randperm(blocks, device=DEVICE).to(torch.int32)
-        return Pool(self.k.view(shape), self.v.view(shape), order)
-
-    @property
-    def block_tokens(self) -> int:
-        return self.k.shape[2]
-
-    @property
-    def token_bytes(self) -> int:
-        return 2 * self.k.shape[1] * self.k.shape[3] * self.k.element_size()
-
-
-@dataclass(frozen=True)
-class Cell:
-    name: str
-    lengths: list[int]
-    shared_tokens: int = 0
-    """Of a prefix that all rows have in common."""
-
-    @classmethod
-    def uniform(cls, batch: int, context: int) -> Cell:
-        return cls(f"{batch} x {context}", [context] * batch)
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.lengths)
-
-    def inputs(self, pool: Pool, offset: int) -> AttentionInputs:
-        """Rows on the pool's blocks from `offset` on, in its shuffled order."""
-        spans = -(-max(self.lengths) // pool.block_tokens)
-        rows = len(self.lengths)
-        wanted = torch.arange(offset, offset + rows * spans, device=DEVICE) % len(pool.order)
-        tables = pool.order[wanted].view(rows, spans)
-        tables[:, : self.shared_tokens // pool.block_tokens] = tables[
-            :1, : self.shared_tokens // pool.block_tokens
-        ]
-        return AttentionInputs(
-            query_start=torch.arange(rows + 1, dtype=torch.int32, device=DEVICE),
-            seq_lens=torch.tensor(self.lengths, dtype=torch.int32, device=DEVICE),
-            block_tables=tables,
-            slot_mapping=torch.full((rows,), -1, device=DEVICE),
-            max_query_tokens=1,
-            max_seq_tokens=max(self.lengths),
-            n_decode=rows,
-        )
-
-
-def extra_cells() -> list[Cell]:
-    """What a uniform batch does not show."""
-    generator = torch.Generator().manual_seed(0)
-    ragged = torch.randint(100, 2049, (256,), generator=generator).tolist()
-    return [
-        Cell("256 x 100 … 2048", ragged),
-        Cell("64 x 256, 1 x 16384", [256] * 64 + [16384]),
-        Cell("64 x 2048, half shared", [2048] * 64, shared_tokens=1024),
-        Cell("256 x 640", [640] * 256),
-    ]
-
-
-# -- timing ---------------------------------------------------------------------------------------
-
-
-def graph_us(launches: list[Callable[[], object]], replays: int = 5) -> float:
-    """Median microseconds of a launch, all of them in one graph."""
-    for launch in launches[:2]:
-        launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(launches))
-    return statistics.median(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes read and written a second by a copy of 4 GB, outside a graph: there it may be left to
-    a copy engine."""
-    source = torch.empty(2**31, dtype=DTYPE, device=DEVICE).normal_()
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e-3)
-    return 2 * source.numel() * source.element_size() / min(times)
-
-
-@dataclass(frozen=True)
-class Work:
-    """Layers of a cell, on as many pages as are needed to find none in the cache."""
-
-    cell: Cell
-    pool: Pool
-    heads: Heads
-    layers: list[tuple[Tensor, AttentionInputs]]
-
-    @classmethod
-    def of(cls, cell: Cell, pool: Pool, heads: Heads) -> Work:
-        shape = (len(cell.lengths), heads.n_kv_heads * heads.group, heads.head_dim)
-        q = torch.randn(shape, dtype=DTYPE, device=DEVICE)
-        sets = min(MAX_SETS, max(1, math.ceil(COLD_BYTES / (cell.tokens * pool.token_bytes))))
-        step = cell.tokens // pool.block_tokens
-        layers = [(q, cell.inputs(pool, number * step)) for number in range(sets)]
-        return cls(cell, pool, heads, layers)
-
-    def us(self, config: DecodeConfig | None) -> float:
-        """Of a layer, its work planned before."""
-        launches = [self._launch(*layer, config) for layer in self.layers]
-        us = graph_us(launches * math.ceil(LAUNCHES / len(launches)))
-        for _, inputs in self.layers:
-            inputs.plans.clear()
-        return us
-
-    def _launch(
-        self, q: Tensor, inputs: AttentionInputs, config: DecodeConfig | None
-    ) -> Callable[[], Tensor]:
-        out, scale = torch.empty_like(q), self.heads.head_dim**-0.5
-        plan_decode(inputs, self.heads, None, config or tuned(self.heads))
-        caches = self.pool.k, self.pool.v
-        return lambda: decode_attention(q, *caches, inputs, scale=scale, out=out, config=config)
-
-
-def tuned(heads: Heads) -> DecodeConfig:
-    return choose_config(heads, DTYPE, multiprocessors())
-
-
-def plan_us(rows: int, context: int, heads: Heads, pool: Pool) -> float:
-    inputs = Cell.uniform(rows, context).inputs(pool, 0)
-
-    def plan() -> None:
-        inputs.plans.clear()
-        plan_decode(inputs, heads, None, tuned(heads))
-
-    return graph_us([plan] * 20)
+CHECKED_LENGTHS = [1, 192, 0, 700, 1023, 8192, 2048, 33, 31, 20000]
 
 
 # -- correctness ----------------------------------------------------------------------------------
 
 
-def check(pool: Pool, heads: Heads, config: DecodeConfig | None) -> None:
-    lengths = [1, 192, 0, 700, 1023, 8192, 2048, 33, 31, 20000]
-    inputs = Cell("check", lengths).inputs(pool, 0)
-    n_heads = heads.n_kv_heads * heads.group
-    q = torch.randn(len(lengths), n_heads, heads.head_dim, dtype=DTYPE, device=DEVICE)
+def check(pool: Pool, heads: Heads) -> None:
+    inputs = Cell("check", CHECKED_LENGTHS).inputs(pool, 0)
+    shape = (len(CHECKED_LENGTHS), heads.n_kv_heads * heads.group, heads.head_dim)
+    q = torch.randn(shape, dtype=DTYPE, device=DEVICE)
     for window in (None, 1000):
         out = torch.full_like(q, torch.nan)
-        decode_attention(
-            q, pool.k, pool.v, inputs, scale=0.1, window=window, out=out, config=config
-        )
-        expected = exact(q, pool, inputs, lengths, scale=0.1, window=window)
-        error = float((out.float() - expected).norm() / expected.norm())
-        assert error < MAX_ERROR, (heads, config, window, error)
+        decode_attention(q, pool.k, pool.v, inputs, scale=0.1, window=window, out=out)
+        error = relative_error(out, exact(q, pool, inputs, scale=0.1, window=window))
+        assert error < MAX_ERROR, (heads, window, error)
 
 
 def exact(
-    q: Tensor,
-    pool: Pool,
-    inputs: AttentionInputs,
-    lengths: list[int],
-    *,
-    scale: float,
-    window: int | None,
+    q: Tensor, pool: Pool, inputs: AttentionInputs, *, scale: float, window: int | None
 ) -> Tensor:
     """In float32, a row at a time."""
     out = torch.zeros_like(q, dtype=torch.float32)
-    for row, length in enumerate(lengths):
+    for row, length in enumerate(inputs.seq_lens.tolist()):
         if length:
             first = 0 if window is None else max(0, length - window)
             blocks = inputs.block_tables[row].long()
@@ -257,36 +78,47 @@ def exact(
 
 # -- tables ---------------------------------------------------------------------------------------
 
+Speeds = dict[tuple[int, int], float]
+"""Bytes a second by (batch, context)."""
 
-def print_cells(whole: Pool, copy_bytes_s: float) -> None:
+
+def print_cells(whole: Pool, copied_bytes_s: float) -> None:
     for heads, block_tokens in itertools.product(LAYERS, BLOCK_TOKENS):
         pool = whole.paged(block_tokens)
-        check(pool, heads, None)
+        check(pool, heads)
         print(f"\n{heads}, block_tokens {block_tokens}, {tuned(heads)}")
         print(f"planning 256 x 2048: {plan_us(256, 2048, heads, pool):.1f} µs")
         print("µs (% of copy)" + "".join(f"{context:>16}" for context in CONTEXTS))
-        speeds: dict[tuple[int, int], float] = {}
+        speeds: Speeds = {}
         for batch in BATCHES:
-            texts = []
-            for context in CONTEXTS:
-                us = Work.of(Cell.uniform(batch, context), pool, heads).us(None)
-                speeds[batch, context] = batch * context * pool.token_bytes / us * 1e6
-                part = speeds[batch, context] / copy_bytes_s
-                low = "<" if batch * context >= MANY_TOKENS and part < 0.85 else " "
-                texts.append(f"{us:>9.1f} ({part:3.0%}){low}")
-            print(f"{batch:>14}" + "".join(texts), flush=True)
+            speeds |= print_batch(batch, pool, heads, copied_bytes_s)
         print("more than 15% from a neighbour:", list(cliffs(speeds)) or "none")
         for cell in extra_cells():
             us = Work.of(cell, pool, heads).us(None)
-            print(row_text(cell, us, pool, copy_bytes_s))
+            print(row_text(cell, us, pool, copied_bytes_s))
 
 
-def row_text(cell: Cell, us: float, pool: Pool, copy_bytes_s: float) -> str:
+def print_batch(batch: int, pool: Pool, heads: Heads, copied_bytes_s: float) -> Speeds:
+    """At all contexts."""
+    print(f"{batch:>14}", end="")
+    speeds: Speeds = {}
+    for context in CONTEXTS:
+        us = Work.of(Cell.uniform(batch, context), pool, heads).us(None)
+        speeds[batch, context] = batch * context * pool.token_bytes / us * 1e6
+        part = speeds[batch, context] / copied_bytes_s
+        low = "<" if batch * context >= MANY_TOKENS and part < 0.85 else " "
+        print(f"{us:>9.1f} ({part:3.0%}){low}", end="", flush=True)
+    print()
+    return speeds
+
+
+def row_text(cell: Cell, us: float, pool: Pool, copied_bytes_s: float) -> str:
     bytes_s = cell.tokens * pool.token_bytes / us * 1e6
-    return f"{cell.name:>24} {us:>9.1f} µs {bytes_s / 1e9:>6.0f} GB/s {bytes_s / copy_bytes_s:4.0%}"
+    share = bytes_s / copied_bytes_s
+    return f"{cell.name:>24} {us:>9.1f} µs {bytes_s / 1e9:>6.0f} GB/s {share:4.0%}"
 
 
-def cliffs(speeds: dict[tuple[int, int], float]) -> Iterator[str]:
+def cliffs(speeds: Speeds) -> Iterator[str]:
     for one, other in neighbours():
         slow, fast = sorted((speeds[one], speeds[other]))
         if min(math.prod(one), math.prod(other)) >= MANY_TOKENS and slow < 0.85 * fast:
@@ -304,22 +136,18 @@ def neighbours() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def candidates(heads: Heads) -> list[DecodeConfig]:
-    """Shapes of programs that fit a multiprocessor as often as they claim."""
+    """Shapes of programs, all else as tuned."""
     base = tuned(heads)
-    found = []
-    for tile, warps, stages, programs in itertools.product(
-        [16, 32, 64, 128], [2, 4, 8], [2, 3, 4, 5], [1, 2, 3, 4, 5, 6]
-    ):
-        tile_bytes = 2 * tile * heads.head_dim * DTYPE.itemsize
-        # Buffers of the pipeline, and the rearrangements at its end.
-        program_bytes = (stages - 1) * tile_bytes + 8 * 1024
-        fits = program_bytes * programs <= SHARED_BYTES
-        in_flight = tile_bytes * (stages - 1) * programs
-        balanced = tile // 16 >= warps // 2 and warps * programs <= 24
-        if fits and balanced and in_flight >= 96 * 1024 and warps * programs >= 8:
-            config = replace(base, tile_tokens=tile, num_warps=warps, num_stages=stages)
-            found.append(replace(config, programs_per_sm=programs))
-    return found
+    every = (
+        replace(
+            base, tile_tokens=tile, num_warps=warps, num_stages=stages, programs_per_sm=programs
+        )
+        for tile, warps, stages, programs in itertools.product(
+            [16, 32, 64, 128], [2, 4, 8], [2, 3, 4, 5], [1, 2, 3, 4, 5, 6]
+        )
+    )
+    bounds = {"least_bytes": 96 * 1024, "least_warps": 8}
+    return [config for config in every if fits(config, heads.head_dim, DTYPE, **bounds)]
 
 
 def variations(config: DecodeConfig) -> list[DecodeConfig]:
@@ -394,14 +222,14 @@ def main() -> None:
             shapes = [(heads, 16, config) for heads in LAYERS for config in candidates(heads)]
             compile_all(executor, [*cells, *(shapes if args.sweep else [])])
             return
-        copy_bytes_s = copy_bandwidth()
-        print(f"{torch.cuda.get_device_name()}: copy {copy_bytes_s / 1e9:.0f} GB/s")
+        copied_bytes_s = copy_bytes_s()
+        print(f"{torch.cuda.get_device_name()}: copy {copied_bytes_s / 1e9:.0f} GB/s")
         whole = Pool.random(LAYERS[0], POOL_TOKENS)
         if args.sweep:
             for heads in LAYERS:
                 sweep(executor, whole, heads, args.best)
         else:
-            print_cells(whole, copy_bytes_s)
+            print_cells(whole, copied_bytes_s)
 
 
 if __name__ == "__main__":
