@@ -26,14 +26,17 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 import torch
+from parts.agreement import relative_error
+from parts.config_text import show
 from parts.decode_step import DecodeStep
 from parts.model_shapes import model_folder
 from parts.step_candidates import Space
-from parts.step_choices import SWITCHED, Choices, Shape, show
+from parts.step_choices import SWITCHED, Choices, Shape
 from parts.step_compiler import StepCompiler, Steps, reason
 from parts.step_tuner import Tuner
 from parts.turns import Gain, replay_ms
@@ -123,8 +126,7 @@ class CardBench:
         return Gain.of(*replay_ms([self.graph, self._candidate], turns))
 
     def refusal(self) -> str | None:
-        logits = self._replayed(self._candidate)
-        difference = float((logits - self._logits).norm() / self._logits.norm())
+        difference = relative_error(self._replayed(self._candidate), self._logits)
         return None if difference < MAX_DIFFERENCE else f"logits differ by {difference:.2g}"
 
     def accept(self) -> None:
@@ -159,16 +161,21 @@ def measure(
         print(f"  present: {spread_text(times)}")
     ablate(step, rows, present, first)
     compiler.wait(rows)
-    start = perf_counter()
-    tuner = Tuner(bench, Space(step.shape, rows, args.order), present, start + args.seconds)
-    tuner.say = lambda line: print(line, flush=True)
-    choices = tuner.run()
+    choices = tuned(bench, Space(step.shape, rows, args.order), present, args.seconds)
     before, after = replay_ms([first, bench.graph], TURNS)
-    print(f"  {tuner.tried} tried in {perf_counter() - start:.0f} s")
     print(f"  before: {spread_text(before)}\n  after:  {spread_text(after)}")
     for name, value in choices.items():
         if value != present[name]:
             print(f"  {name} = {show(value)}")
+    return choices
+
+
+def tuned(bench: CardBench, space: Space, present: Choices, seconds: float) -> Choices:
+    start = perf_counter()
+    say = partial(print, flush=True)
+    tuner = Tuner(bench, space, present, deadline_s=start + seconds, say=say)
+    choices = tuner.run()
+    print(f"  {tuner.tried} tried in {perf_counter() - start:.0f} s")
     return choices
 
 

@@ -16,6 +16,7 @@ from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.worker_svc.gpu import decoder as gpu_decoder
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.decoder import Decoder
 from parts.step_choices import DTYPE, Choices, Mode, Shape, applied
 
@@ -41,32 +42,23 @@ class DecodeStep:
     def random(cls, shape: Shape, max_rows: int, context: int, device: torch.device) -> DecodeStep:
         """Of up to `max_rows` sequences of `context` tokens, the last of which is computed; on
         the device `meta` without contents."""
-        config = shape.config
-        blocks = -(-MAX_MODEL_LEN // BLOCK_TOKENS)
-        used = -(-context // BLOCK_TOKENS)
-        pages = max_rows * used * _POOL_SHARE
-
-        def ints(*size: int) -> Tensor:
-            return torch.zeros(size, dtype=torch.int32, device=device)
-
-        tables = ints(max_rows, blocks)
-        scattered = torch.randperm(pages, device=device)[: max_rows * used] + 1
-        tables[:, :used] = scattered.view(max_rows, used).to(torch.int32)
-        token_ids = torch.randint(
-            config.vocab_size, (max_rows, MAX_MODEL_LEN), dtype=torch.int32, device=device
-        )
-        first = ints(max_rows, ROW_WORDS)
+        config, blocks = shape.config, -(-MAX_MODEL_LEN // BLOCK_TOKENS)
+        first = _ints(device, max_rows, ROW_WORDS)
         first[:, 0] = first[:, 3] = torch.arange(max_rows, device=device)
         first[:, 1], first[:, 2] = context - 1, 1
-        heads = (config.n_kv_heads, config.head_dim)
-        kv = KVCache(config.n_layers, pages + 1, BLOCK_TOKENS, *heads, DTYPE, device)
-        for layer in kv.pool[:, :, 1:]:
-            layer.normal_()
+        used = -(-context // BLOCK_TOKENS)
+        pages = max_rows * used * _POOL_SHARE
         return cls(
             shape=shape,
             model=_model(shape, device),
-            kv=kv,
-            state=BatchState(token_ids, tables, ints(max_rows, PARAM_WORDS)),
+            kv=_random_pages(config, pages, device),
+            state=BatchState(
+                token_ids=torch.randint(
+                    config.vocab_size, (max_rows, MAX_MODEL_LEN), dtype=torch.int32, device=device
+                ),
+                tables=_scattered_tables(max_rows, blocks, used, pages, device),
+                params=_ints(device, max_rows, PARAM_WORDS),
+            ),
             buffers=StepBuffers.empty(max_rows, max_rows, blocks, device),
             first=first,
             rows=first.clone(),
@@ -117,6 +109,29 @@ def one_layer(shape: Shape) -> Shape:
     """With every kernel of the whole model, for what is only compiled."""
     windows = shape.config.windows[:1]
     return Shape(replace(shape.config, n_layers=1, windows=windows))
+
+
+def _ints(device: torch.device, *size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def _scattered_tables(
+    rows: int, blocks: int, used: int, pages: int, device: torch.device
+) -> Tensor:
+    """Each row's first `used` blocks are pages of its own, anywhere behind the null page."""
+    tables = _ints(device, rows, blocks)
+    scattered = torch.randperm(pages, device=device)[: rows * used] + 1
+    tables[:, :used] = scattered.view(rows, used).to(torch.int32)
+    return tables
+
+
+def _random_pages(config: DecoderConfig, pages: int, device: torch.device) -> KVCache:
+    """Behind the null page."""
+    heads = (config.n_kv_heads, config.head_dim)
+    kv = KVCache(config.n_layers, pages + 1, BLOCK_TOKENS, *heads, DTYPE, device)
+    for layer in kv.pool[:, :, 1:]:
+        layer.normal_()
+    return kv
 
 
 def _model(shape: Shape, device: torch.device) -> GPUDecoder:

@@ -12,9 +12,10 @@ from pagemesh.kernels.gpu.launch import multiprocessors
 from pagemesh.kernels.gpu.norm import NormConfig
 from pagemesh.kernels.gpu.rope_store import RopeStoreConfig
 from pagemesh.kernels.gpu.skinny_config import SkinnyConfig
-from parts.step_choices import DTYPE, SWITCHED, Choices, Linear, Shape
+from parts.decode_fit import SHARED_BYTES, fits
+from parts.linear_shapes import Linear
+from parts.step_choices import DTYPE, SWITCHED, Choices, Shape
 
-_SHARED_BYTES: Final = 227 * 1024
 _FEW_ROWS: Final = 64
 _BLOCKS: Final = [(64, 4), (128, 4), (128, 8), (256, 4), (256, 8)]
 _RESIDENT: Final = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 3)]
@@ -126,7 +127,7 @@ def _sensible(config: SkinnyConfig, layer: Linear, rows: int) -> bool:
         and (not config.tma or config.block_n % (16 * config.warps) == 0)
         # Sums that a thread holds.
         and config.block_n * block_rows <= 128 * 32 * config.warps
-        and 2 * stage_bytes + 18 * 1024 <= _SHARED_BYTES // config.share
+        and 2 * stage_bytes + 18 * 1024 <= SHARED_BYTES // config.share
         and programs >= 0.45
         and (programs <= 6 or config.splits == 1)
     )
@@ -141,22 +142,10 @@ def attention_configs(present: DecodeConfig, head_dim: int) -> Iterator[DecodeCo
     for change in changes:
         for programs in (2, 3, 4, 5, 6):
             config = replace(present, **change, programs_per_sm=programs)
-            if _fits(config, head_dim):
+            if fits(config, head_dim, DTYPE, least_bytes=64 * 1024, least_warps=6):
                 yield config
     for chunk_tokens in (128, 256, 512, 1024):
         yield replace(present, chunk_tokens=chunk_tokens)
-
-
-def _fits(config: DecodeConfig, head_dim: int) -> bool:
-    tile_bytes = 2 * config.tile_tokens * head_dim * DTYPE.itemsize
-    program_bytes = (config.num_stages - 1) * tile_bytes + 8 * 1024
-    in_flight = tile_bytes * (config.num_stages - 1) * config.programs_per_sm
-    return (
-        program_bytes * config.programs_per_sm <= _SHARED_BYTES
-        and config.num_warps * config.programs_per_sm in range(6, 25)
-        and config.tile_tokens // 16 >= config.num_warps // 2
-        and in_flight >= 64 * 1024
-    )
 
 
 def rope_store_configs() -> Iterator[RopeStoreConfig]:

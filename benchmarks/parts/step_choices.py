@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 from unittest.mock import patch
@@ -25,7 +25,6 @@ from pagemesh.kernels.gpu import (
     norm,
     rope_store,
     skinny,
-    skinny_config,
     skinny_tma,
 )
 from pagemesh.kernels.gpu import batch as gpu_batch
@@ -34,6 +33,7 @@ from pagemesh.kernels.gpu.launch import multiprocessors
 from pagemesh.kernels.gpu.skinny_config import SkinnyConfig
 from pagemesh.worker_svc.gpu import decoder
 from pagemesh.worker_svc.models.config import DecoderConfig
+from parts.linear_shapes import Linear, linears_of
 
 Choices = dict[str, Any]
 Mode = Literal["launch", "compile"]
@@ -54,15 +54,6 @@ SWITCHED: Final = ("attention", "norm", "rope_store", "skinny", "silu")
 
 
 @dataclass(frozen=True)
-class Linear:
-    """w [n, k]; `n` counts gate and up."""
-
-    name: str
-    n: int
-    k: int
-
-
-@dataclass(frozen=True)
 class Shape:
     config: DecoderConfig
 
@@ -73,31 +64,13 @@ class Shape:
 
     @property
     def linears(self) -> list[Linear]:
-        config = self.config
-        hidden, inner = config.hidden_size, config.intermediate_size
-        attended = config.n_heads * config.head_dim
-        return [
-            Linear("qkv", attended + 2 * config.n_kv_heads * config.head_dim, hidden),
-            Linear("o", hidden, attended),
-            Linear("gate_up", 2 * inner, hidden),
-            Linear("down", hidden, inner),
-            Linear("head", config.vocab_size, hidden),
-        ]
+        return linears_of(self.config)
 
     def present(self, rows: int) -> Choices:
         """What the worker chooses now."""
-        sms, config = multiprocessors(), self.config
-        chosen: Choices = {}
-        for each in self.linears:
-            if each.name == "gate_up":
-                args = (rows, each.n // 2, each.k, DTYPE, sms)
-                chosen[each.name] = skinny_config.choose_gated_config(*args)
-            else:
-                most = 1 if each.name == "head" else 8
-                chosen[each.name] = skinny_config.choose_config(
-                    rows, each.n, each.k, DTYPE, sms, max_splits=most
-                )
-        chosen["attention"] = decode_attention.choose_config(self.heads, DTYPE, sms)
+        config = self.config
+        chosen: Choices = {each.name: each.present(rows, DTYPE) for each in self.linears}
+        chosen["attention"] = decode_attention.choose_config(self.heads, DTYPE, multiprocessors())
         chosen["norm"] = norm.choose_config(config.hidden_size)
         chosen["rope_store"] = rope_store.choose_config(config.head_dim)
         chosen["silu"] = activation.choose_config(config.intermediate_size)
@@ -131,25 +104,29 @@ def applied(
     shape: Shape, choices: Choices, skip: frozenset[str] = frozenset(), mode: Mode = "launch"
 ) -> Iterator[None]:
     """Decoders that launch within the block do as chosen."""
-    names = {(each.n, each.k): each.name for each in shape.linears}
+    patches = list(_patches(shape, choices, skip, mode))
     with ExitStack() as stack:
-
-        def put(module: Any, name: str, value: Any) -> None:
+        for module, name, value in patches:
             stack.enter_context(patch.object(module, name, value))
-
-        for kind, places in KERNELS.items():
-            for module, name in places:
-                constants = _constants(kind, choices)
-                kernel = getattr(module, name)
-                put(module, name, Changed(kernel, constants, mode, kind in skip))
-        put(decoder, "choose_config", lambda _, n, k, *rest: choices[names[n, k]])
-        put(decoder, "choose_gated_config", lambda *_: choices["gate_up"])
-        put(skinny, "choose_config", lambda *_, max_splits: choices["head"])
-        for kind, module in _CONFIGURED.items():
-            put(module, "choose_config", lambda *_, kind=kind: choices[kind])
-        for name in ("skinny_linear", "skinny_gate_up", "linear"):
-            put(decoder, name, _skippable(getattr(decoder, name), names, skip))
         yield
+
+
+def _patches(
+    shape: Shape, choices: Choices, skip: frozenset[str], mode: Mode
+) -> Iterator[tuple[Any, str, Any]]:
+    """(module, name in it, what it is to be)."""
+    for kind, places in KERNELS.items():
+        for module, name in places:
+            constants = _constants(kind, choices)
+            yield module, name, Changed(getattr(module, name), constants, mode, kind in skip)
+    for kind, module in _CONFIGURED.items():
+        yield module, "choose_config", lambda *_, kind=kind: choices[kind]
+    names = {(each.n, each.k): each.name for each in shape.linears}
+    yield decoder, "choose_config", lambda _, n, k, *rest: choices[names[n, k]]
+    yield decoder, "choose_gated_config", lambda *_: choices["gate_up"]
+    yield skinny, "choose_config", lambda *_, max_splits: choices["head"]
+    for name in ("skinny_linear", "skinny_gate_up", "linear"):
+        yield decoder, name, _skippable(getattr(decoder, name), names, skip)
 
 
 _CONFIGURED: Final = {
@@ -173,10 +150,10 @@ def _skippable(
     def run_or_skip(x: Tensor, w: Tensor, *rest: Any, **options: Any) -> Tensor:
         if names[w.shape[0], w.shape[1]] not in skip:
             return run(x, w, *rest, **options)
-        config: SkinnyConfig | None = options.get("config")
-        if options.get("out") is not None:
-            out: Tensor = options["out"]
+        out: Tensor | None = options.get("out")
+        if out is not None:
             return out
+        config: SkinnyConfig | None = options.get("config")
         if config is None:
             return x.new_empty(len(x), len(w))
         gated = run.__name__ == "skinny_gate_up"
@@ -186,12 +163,3 @@ def _skippable(
         return x.new_empty(config.splits, len(x), features, dtype=torch.float32)
 
     return run_or_skip
-
-
-def show(value: object) -> str:
-    """A configuration as Python, without what is at its default."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return repr(value)
-    pairs = ((each, getattr(value, each.name)) for each in fields(value))
-    given = ", ".join(f"{each.name}={it!r}" for each, it in pairs if it != each.default)
-    return f"{type(value).__name__}({given})"

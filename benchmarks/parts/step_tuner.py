@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, Protocol
 
+from parts.config_text import show
 from parts.step_candidates import Space
-from parts.step_choices import Choices, show
+from parts.step_choices import Choices
 from parts.turns import Gain
 
 _HOPELESS_SHARE: Final = 0.01
