@@ -106,6 +106,14 @@ def _too_small(
     )
 
 
+def pool_line(plan: MemoryPlan) -> str:
+    """The KV pool in the numbers of a start."""
+    return (
+        f"{show_bytes(plan.kv_pool_bytes)}: {plan.num_blocks:,} blocks, {plan.kv_tokens:,} tokens, "
+        f"{plan.fitting_requests:,} requests of {plan.max_model_len:,} tokens"
+    )
+
+
 def blocks_for(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
