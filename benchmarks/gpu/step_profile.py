@@ -5,8 +5,10 @@
 
 MODEL is a shape by name (see parts/model_shapes.py) or what `pagemesh serve` takes; every setting
 is a flag. For each batch size that many requests of `--context` prompt tokens decode together. Once
-the steps are steady, `--steps` of them are timed as they are. Then, in a second round,
-`--traced-steps` of them run under torch's profiler.
+the worker sees a steady batch (all have begun, and enough steps in a row were nothing but decodes
+of at least 95% of them), `--steps` of them are timed as they are. Then, in a second round,
+`--traced-steps` of them run under torch's profiler. Both rounds of a batch begin at the same mean
+context; in a mesh, whose streams begin one after the other, that is a token for each row later.
 
 The profiler makes launches slower, so the step's time comes from the first round and the device's
 from the second: idle = 1 - busy / step. The gaps of the second round tell where the device waits,
@@ -15,6 +17,11 @@ device never waits; what a step takes beyond it is the host, the copies and what
 graph. "launch ms" is the launching thread inside `Runner.launch`, "plan CPU" the thread that plans
 and takes in results (in the mesh it takes in results only). `--mesh` measures the same in the
 worker process of a whole mesh, under the load of `pagemesh bench serve`.
+
+A line for each batch tells how long the worker waited: for the order of its next step, counted from
+the landing of the step before, where nothing else was queued; and until that step was launched. If
+orders come late, `--run-ahead-depth` is too small; if they come early and launches late, the host
+of the worker is the limit.
 """
 
 from __future__ import annotations
@@ -28,9 +35,9 @@ from typing import Any
 import msgspec
 from parts.profiled_engine import profile_offline
 from parts.shape_args import parse_shape_args
-from parts.step_report import Outcomes, graph_launch_us, idle_share, report_lines
+from parts.step_notes import Outcome, PlainSteps, Task
+from parts.step_report import Outcomes, graph_launch_us, idle_share, outcome_line, report_lines
 from parts.step_trace import Split
-from parts.traced_runner import PlainSteps, Task
 
 from pagemesh.bench.engine import engine_settings
 from pagemesh.bench.environment import environment
@@ -43,6 +50,7 @@ def add_options(group: Any) -> None:
     group.add_argument("--steps", type=int, default=100)
     group.add_argument("--traced-steps", type=int, default=30, help="0: no profiler")
     group.add_argument("--mesh", action="store_true", default=False)
+    group.add_argument("--patience-s", type=float, default=15.0, help="in a mesh, for each batch")
     group.add_argument("--keep-traces", action="store_true", default=False)
     group.add_argument("--out", type=Path, default=Path("step-profile"), metavar="DIR")
 
@@ -59,10 +67,16 @@ def measure(args: Namespace, settings: Settings) -> Outcomes:
     tasks, keep = list(planned(args)), args.keep_traces
     if args.mesh:
         # Late: a mesh needs packages that an engine alone does not.
-        from parts.profiled_mesh import profile_mesh
+        from parts.profiled_mesh import Observation, profile_mesh
 
-        return asyncio.run(profile_mesh(settings, tasks, args.context, args.out, keep=keep))
+        how = Observation(args.context, args.patience_s, args.out, keep)
+        return asyncio.run(profile_mesh(settings, tasks, how, show))
     return profile_offline(settings, tasks, args.context, args.out, keep=keep)
+
+
+def show(task: Task, outcome: Outcome) -> None:
+    """At once: a run may be cut off."""
+    print(outcome_line(task, outcome), flush=True)
 
 
 def figures(args: Namespace, settings: Settings, outcomes: Outcomes) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pagemesh.bench.offline import OfflineBench, warmups
 from pagemesh.bench.workloads import fixed
 from pagemesh.shared.settings import Settings
 from pagemesh.worker_svc.build import build_runner
-from parts.traced_runner import Outcome, Task, TracedRunner
+from parts.step_notes import Failed, Outcome, Task
+from parts.traced_runner import TracedRunner
 
 _SPARE_TOKENS: Final = 96
 """Requests enter and leave one after the other, and steps are planned ahead."""
@@ -20,8 +21,8 @@ _SPARE_TOKENS: Final = 96
 def profile_offline(
     settings: Settings, tasks: list[Task], context: int, folder: Path, *, keep: bool
 ) -> dict[Task, Outcome]:
-    """Every task's outcome, unless its steps did not come. Requests have `context` prompt tokens;
-    traces lie in `folder`, see TracedRunner."""
+    """Every task's outcome. Requests have `context` prompt tokens; traces lie in `folder`, see
+    TracedRunner."""
     outcomes: dict[Task, Outcome] = {}
     traced: list[TracedRunner] = []
 
@@ -37,4 +38,5 @@ def profile_offline(
         traced[0].begin(task)
         n_tokens = task.steps + _SPARE_TOKENS
         bench.seconds(fixed(task.rows, context, n_tokens, index, salt="profile"))
+        outcomes.setdefault(task, Failed(traced[0].so_far(), "no trace"))
     return outcomes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from parts.step_notes import Failed, Lateness, Outcome, PlainSteps, Task
 from parts.step_trace import Named, Split
-from parts.traced_runner import Failed, Outcome, PlainSteps, Task
 
 Outcomes = Mapping[Task, Outcome]
 
@@ -28,6 +28,7 @@ def report_lines(outcomes: Outcomes) -> Iterator[str]:
     for rows, steps in plain.items():
         yield _row(steps, splits.get(rows))
     for rows, steps in plain.items():
+        yield from _waiting_lines(steps, splits.get(rows))
         if steps.services_cpu_ms:
             shown = "  ".join(f"{name} {ms:.3f}" for name, ms in steps.services_cpu_ms.items())
             yield f"{rows:10} rows, CPU ms a token: {shown}"
@@ -35,7 +36,19 @@ def report_lines(outcomes: Outcomes) -> Iterator[str]:
         yield from _split_lines(rows, split)
     for task, outcome in outcomes.items():
         if isinstance(outcome, Failed):
-            yield f"{task.name}: {outcome.reason} ({outcome.trace})"
+            yield outcome_line(task, outcome)
+
+
+def outcome_line(task: Task, outcome: Outcome) -> str:
+    """An outcome in few words."""
+    match outcome:
+        case PlainSteps():
+            words = f"{outcome.mean_ms:.3f} ms a step (median {outcome.median_ms:.3f})"
+        case Split():
+            words = f"busy {outcome.busy_ms:.3f} ms a step"
+        case Failed():
+            words = f"{outcome.reason} ({outcome.trace})"
+    return f"{task.name}: {words}"
 
 
 def idle_share(steps: PlainSteps, split: Split) -> float:
@@ -58,6 +71,28 @@ def _row(steps: PlainSteps, split: Split | None) -> str:
         graph = f"{graph_launch_us(split):10.1f}"
     alone = f"{'-':>10}" if steps.graph_ms is None else f"{steps.graph_ms:10.3f}"
     return f"{steps.rows:10}{_cells(times)}{alone}{device}{_cells(host)}{graph}"
+
+
+def _waiting_lines(steps: PlainSteps, split: Split | None) -> Iterator[str]:
+    rows = f"{steps.rows:10} rows"
+    traced = ""
+    if split is not None:
+        share, context = idle_share(steps, split), split.context_tokens or 0.0
+        traced = f"; idle {share:.1%} of the step, busy traced from context {context:.0f} on"
+    yield (
+        f"{rows}, {steps.mean_rows:.1f} on average, from context {steps.context_tokens:.0f} on, "
+        f"{steps.others} other steps in between{traced}"
+    )
+    yield f"{rows}, order of a step {_late(steps.frames)}"
+    yield f"{rows}, launch of a step {_late(steps.launches)}"
+
+
+def _late(late: Lateness) -> str:
+    return (
+        f"after the landing of the one before: {late.late_share:.1%} of them, ms a step "
+        f"{late.mean_ms:.3f}, p90 {late.p90_ms:.3f}, p99 {late.p99_ms:.3f}, "
+        f"longest {late.longest_ms:.3f}; the others {late.early_ms:.3f} earlier"
+    )
 
 
 def _cells(values: tuple[float, ...]) -> str:

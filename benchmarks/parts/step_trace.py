@@ -57,7 +57,8 @@ class Split(msgspec.Struct, tag=True):
     """Per step, from `steps` steps in a row. `busy_ms` is the time in which the device does
     something, copies included; `kernel_ms` that in which a kernel runs. The profiler makes launches
     slower, so `wall_ms` and the gaps are longer here than they are without it. Kernels that are
-    launched early, and wait for those in front of them, overlap: their sum exceeds the union."""
+    launched early, and wait for those in front of them, overlap: their sum exceeds the union.
+    `context_tokens` is not in the trace: the mean of the rows when it began, if that is known."""
 
     steps: int
     wall_ms: float
@@ -71,6 +72,7 @@ class Split(msgspec.Struct, tag=True):
     host_calls: list[Named]
     gaps: list[Named]
     largest_gaps: list[LargeGap]
+    context_tokens: float | None = None
 
 
 class Span(NamedTuple):

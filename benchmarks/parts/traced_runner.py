@@ -6,14 +6,12 @@ import gzip
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median, quantiles
-from typing import Final, Literal
+from typing import Protocol
 
-import msgspec
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -22,61 +20,19 @@ from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.runner import Runner
 from parts.graph_clock import alone_ms, replayed_graphs
+from parts.steadiness import Steadiness
+from parts.step_notes import Failed, Note, Outcome, PlainSteps, Task, plain_steps
 from parts.step_trace import Split, TooShort, annotation_of, split_steps
 
-_WARM_UP_STEPS: Final = 16
-_MS_PER_NS: Final = 1e-6
+Report = Callable[[Task, Outcome], None]
 
 
-class Task(msgspec.Struct, frozen=True):
-    """To watch `steps` decode steps in a row, each of exactly `rows` rows."""
+class Profile(Protocol):
+    """What is used of torch's profile, which runs already."""
 
-    rows: int
-    kind: Literal["plain", "profile"]
-    steps: int
+    def stop(self) -> None: ...
 
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.rows}"
-
-
-class PlainSteps(msgspec.Struct, tag=True):
-    """Milliseconds a step without a profiler. `mean_ms` is the time from one result to the next.
-    The launching thread's time is that inside `Runner.launch`, its CPU time the part in which it
-    ran; the landing thread's CPU time is everything that it did from one result to the next, which
-    offline is planning and taking in results. `graph_ms` is the time of the last step's CUDA graph
-    alone, launched again and again so that the device always has another one."""
-
-    rows: int
-    steps: int
-    mean_ms: float
-    median_ms: float
-    p99_ms: float
-    launch_ms: float
-    launch_cpu_ms: float
-    landing_thread_cpu_ms: float
-    graph_ms: float | None
-    services_cpu_ms: dict[str, float] = {}
-    """Of a mesh: CPU time of every service for each token of a request, prefill included."""
-
-
-class Failed(msgspec.Struct, tag=True):
-    """Why there is no outcome, and the trace to look into."""
-
-    reason: str
-    trace: str
-
-
-Outcome = PlainSteps | Split | Failed
-
-
-class Note(msgspec.Struct):
-    """One step: seconds of `time.perf_counter`, nanoseconds of CPU time of a thread."""
-
-    launch_s: float = 0.0
-    launch_cpu_ns: int = 0
-    landed_s: float = 0.0
-    landing_cpu_ns: int = 0
+    def export_chrome_trace(self, path: str) -> None: ...
 
 
 class NotedLanding:
@@ -100,30 +56,70 @@ class NotedLanding:
         return result
 
 
+class _Watch:
+    """A task at work. `notes` are of steps in a row: of one before those that count, and of these
+    with what came in between. `graphs` are those of the step launched last, once one is wanted."""
+
+    def __init__(self, task: Task, from_tokens: int) -> None:
+        self.task = task
+        self.from_tokens = from_tokens
+        self.steadiness = Steadiness(task.rows)
+        self.context_tokens = 0.0
+        self.notes: list[Note] = []
+        self.n_counted = 0
+        self.graphs: list[torch.cuda.CUDAGraph] | None = None
+        self.trace: Profile | None = None
+
+    @property
+    def may_begin(self) -> bool:
+        return self.steadiness.is_steady and self.context_tokens >= self.from_tokens
+
+    @property
+    def has_all(self) -> bool:
+        """Whether every step that counts was launched."""
+        return self.n_counted == self.task.steps
+
+    def add(self, note: Note) -> None:
+        self.n_counted += bool(self.notes) and self.notes[-1].fits and note.fits
+        self.notes.append(note)
+
+    def start_over(self) -> None:
+        trace, self.trace = self.trace, None
+        if trace is not None:
+            trace.stop()
+        self.notes.clear()
+        self.n_counted = 0
+
+
 class TracedRunner:
-    """Stands in for a Runner and works on the task it was given last, once steps come that fit.
-    Steps of warm-up come before those that count. `report` is called in the launching thread.
-    Traces lie in `folder` while they are read, and stay there if they cannot be, or if `keep`."""
+    """Stands in for a Runner and works on the task it was given last, once the batch is steady.
+
+    A plain task counts steps with others in between; the profiler begins again when others come.
+    `report` is called in the launching thread. Traces lie in `folder` while they are read, and stay
+    there if they cannot be, or if `keep`.
+    """
 
     def __init__(
         self,
         runner: Runner,
-        report: Callable[[Task, Outcome], None],
+        report: Report,
         folder: Path,
         *,
         keep: bool = False,
+        start_profile: Callable[[], Profile] | None = None,
     ) -> None:
         self.card = runner.card
         self.capacity = runner.capacity
+        self.n_rows = 0
+        """Of all steps until now."""
         self._runner = runner
         self._report = report
         self._folder = folder
         self._keep = keep
-        self._begun: Task | None = None
-        self._task: Task | None = None
-        self._notes: list[Note] = []
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._trace: profile | None = None
+        self._start_profile = start_profile or _started_profile
+        self._begun: deque[_Watch] = deque(maxlen=1)
+        self._watch: _Watch | None = None
+        self._arrived_s: dict[int, float] = {}
 
     @property
     def live_rows(self) -> int:
@@ -135,69 +131,103 @@ class TracedRunner:
     def execute(self, step: Step) -> StepResult:
         return self._runner.execute(step)
 
-    def begin(self, task: Task) -> None:
-        """From any thread. A task that is still at work is given up."""
-        self._begun = task
+    def begin(self, task: Task, from_tokens: int = 0) -> None:
+        """From any thread: to count steps once the mean context is that long. A task that is still
+        at work is given up."""
+        self._begun.append(_Watch(task, from_tokens))
+
+    def so_far(self) -> str:
+        """From any thread: what has come of the task that was begun last."""
+        watch = self._watch
+        if watch is None or self._begun:
+            return "no step came"
+        context = f"the mean context is {watch.context_tokens:.0f} tokens of {watch.from_tokens}"
+        return f"{watch.steadiness.summary()}; {context}; {watch.n_counted} were counted"
+
+    def arrive(self, step: int) -> None:
+        """From any thread: the order of this step is there, though perhaps not its turn."""
+        self._arrived_s[step] = time.perf_counter()
 
     def launch(self, step: Step) -> NotedLanding:
         self._take_task()
-        task = self._task
-        if task is None or not _decodes(step, task.rows):
-            self._start_over()
-            return NotedLanding(self._runner.launch(step), Note())
-        note = Note()
-        self._notes.append(note)
-        if task.kind == "profile" and len(self._notes) == _WARM_UP_STEPS:
-            self._trace = _started_profile()
-        if task.kind == "plain" and len(self._notes) == _WARM_UP_STEPS + task.steps + 1:
-            with replayed_graphs() as self._graphs:
-                return NotedLanding(self._launch(step, note), note)
-        return NotedLanding(self._launch(step, note), note)
+        begun_s = time.perf_counter()
+        note = Note(step.n_rows, arrived_s=self._arrived_s.pop(step.step, begun_s))
+        watch = self._watch
+        if watch is not None:
+            self._look(watch, step, note)
+        landing = NotedLanding(self._launch(watch, step, note), note)
+        self.n_rows += step.n_rows
+        return landing
 
-    def _launch(self, step: Step, note: Note) -> Landing:
+    def _look(self, watch: _Watch, step: Step, note: Note) -> None:
+        """Whether the step is to be counted, and what is to be begun with it."""
+        note.fits = watch.steadiness.fits(step)
+        if watch.has_all:
+            return
+        profiles = watch.task.kind == "profile"
+        if profiles and not note.fits:
+            watch.start_over()
+        if not watch.notes:
+            watch.context_tokens = self._context_tokens()
+            if not watch.may_begin:
+                return
+            if profiles:
+                watch.trace = self._start_profile()
+        watch.add(note)
+
+    def _launch(self, watch: _Watch | None, step: Step, note: Note) -> Landing:
+        traced = watch is not None and watch.trace is not None
         begun_s, begun_ns = time.perf_counter(), time.thread_time_ns()
-        with record_function(annotation_of(step.step)) if self._trace else nullcontext():
-            landing = self._runner.launch(step)
+        with record_function(annotation_of(step.step)) if traced else nullcontext():
+            landing = self._noting_graphs(watch, step, note)
         note.launch_cpu_ns = time.thread_time_ns() - begun_ns
-        note.launch_s = time.perf_counter() - begun_s
+        note.launched_s = time.perf_counter()
+        note.launch_s = note.launched_s - begun_s
+        return landing
+
+    def _noting_graphs(self, watch: _Watch | None, step: Step, note: Note) -> Landing:
+        """Of a step like those that were counted, behind these."""
+        if watch is None or watch.task.kind == "profile" or not watch.has_all:
+            return self._runner.launch(step)
+        with replayed_graphs() as graphs:
+            landing = self._runner.launch(step)
+        watch.graphs = graphs if note.fits else None
         return landing
 
     def _take_task(self) -> None:
         """Finish the task at hand if its steps are there; take over another."""
-        outcome = None if self._task is None else self._outcome(self._task)
-        if self._task is not None and outcome is not None:
-            task, self._task = self._task, None
-            self._report(task, outcome)
-        if self._begun is not None:
-            self._start_over()
-            self._task, self._begun = self._begun, None
+        watch, outcome = self._watch, None
+        if watch is not None and watch.has_all:
+            outcome = self._split(watch) if watch.trace is not None else self._timed(watch)
+        if watch is not None and outcome is not None:
+            self._watch = None
+            self._report(watch.task, outcome)
+        if self._begun:
+            if self._watch is not None:
+                self._watch.start_over()
+            self._watch = self._begun.popleft()
 
-    def _outcome(self, task: Task) -> Outcome | None:
-        counted = self._notes[_WARM_UP_STEPS:]
-        if len(counted) <= task.steps:
+    def _timed(self, watch: _Watch) -> PlainSteps | None:
+        """None until the last result is there, and graphs that this batch can launch again."""
+        if watch.graphs is None or not watch.notes[-1].landed_s:
             return None
-        if task.kind == "plain":
-            if not counted[task.steps].landed_s:
-                return None
-            return _plain(task.rows, counted[: task.steps + 1], self._graph_ms())
-        assert self._trace is not None
-        trace, self._trace = self._trace, None
-        return self._split(trace, self._folder / f"{task.name}.json.gz")
+        graph_ms = self._graph_ms(watch.graphs)
+        return plain_steps(watch.task.rows, watch.context_tokens, watch.notes, graph_ms)
 
-    def _start_over(self) -> None:
-        """What came so far is no run of steps."""
-        self._notes.clear()
-        self._graphs = []
-        if self._trace is not None:
-            self._trace.stop()
-            self._trace = None
+    def _context_tokens(self) -> float:
+        """Mean of the rows at hand, before the step."""
+        batch = self._runner._batch
+        return float(batch.computed[batch._live].mean()) if batch.live_rows else 0.0
 
-    def _graph_ms(self) -> float | None:
+    def _graph_ms(self, graphs: list[torch.cuda.CUDAGraph]) -> float | None:
         # A graph moves its rows on by a token. What it writes behind them the steps write again.
         rows: Tensor | None = getattr(self._runner._executor, "_rows", None)
-        return None if rows is None else alone_ms(self._graphs, rows)
+        return None if rows is None else alone_ms(graphs, rows)
 
-    def _split(self, trace: profile, path: Path) -> Split | Failed:
+    def _split(self, watch: _Watch) -> Split | Failed:
+        path = self._folder / f"{watch.task.name}.json.gz"
+        assert watch.trace is not None
+        trace, watch.trace = watch.trace, None
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         trace.stop()
@@ -206,16 +236,13 @@ class TracedRunner:
             split = split_steps(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
         except (TooShort, ValueError, LookupError) as error:
             return Failed(f"{type(error).__name__}: {error}", str(path))
+        split.context_tokens = watch.context_tokens
         if not self._keep:
             path.unlink()
         return split
 
 
-def _decodes(step: Step, rows: int) -> bool:
-    return step.n_rows == step.n_tokens == rows and not step.new
-
-
-def _started_profile() -> profile:
+def _started_profile() -> Profile:
     """Of all CUDA work, and of what this thread does."""
     # Otherwise a second profile of a process with CUDA graphs may crash.
     os.environ.update(TEARDOWN_CUPTI="0", DISABLE_CUPTI_LAZY_REINIT="1")
@@ -225,22 +252,3 @@ def _started_profile() -> profile:
     trace = profile(activities=activities)
     trace.start()
     return trace
-
-
-def _plain(rows: int, notes: list[Note], graph_ms: float | None) -> PlainSteps:
-    """From the landing of the first note to that of the last."""
-    n_steps, counted = len(notes) - 1, notes[1:]
-    landed_s = [note.landed_s for note in notes]
-    steps_ms = [(b - a) * 1e3 for a, b in pairwise(landed_s)]
-    landing_ns = notes[-1].landing_cpu_ns - notes[0].landing_cpu_ns
-    return PlainSteps(
-        rows=rows,
-        steps=n_steps,
-        mean_ms=mean(steps_ms),
-        median_ms=median(steps_ms),
-        p99_ms=quantiles(steps_ms, n=100)[98],
-        launch_ms=mean(note.launch_s for note in counted) * 1e3,
-        launch_cpu_ms=mean(note.launch_cpu_ns for note in counted) * _MS_PER_NS,
-        landing_thread_cpu_ms=landing_ns / n_steps * _MS_PER_NS,
-        graph_ms=graph_ms,
-    )

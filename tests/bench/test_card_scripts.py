@@ -64,6 +64,9 @@ def test_steps(shape: list[str], tmp_path: Path, where: str) -> None:
     assert (figures["where"], figures["context"]) == (where, 20)
     plain, profile = figures["outcomes"]["plain-2"], figures["outcomes"]["profile-2"]
     assert (plain["rows"], plain["steps"], plain["graph_ms"]) == (2, 8, None)
+    assert (plain["mean_rows"], plain["others"]) == (2, 0)
+    assert 20 < plain["context_tokens"] < 512
+    assert 0 <= plain["frames"]["late_share"] <= 1
     assert plain["launch_cpu_ms"] > 0
     services = {"worker", "scheduler", "tokenizer", "gateway"} if where == "mesh" else set()
     assert plain["services_cpu_ms"].keys() == services

@@ -4,44 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from parts.step_trace import TooShort, annotation_of, split_steps
-
-STEP_US = 1000.0
-LAUNCH_US = 200.0
-
-
-def event(cat: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": duration, "args": args}
-
-
-def traced_step(index: int, *, first_kernel_us: float = 250.0) -> list[dict[str, Any]]:
-    """The host launches a graph of two kernels, which overlap by 50 us, and a copy 50 us later; 550
-    us pass until the next step's first kernel."""
-    at, correlation = index * STEP_US, 10 * index
-    kernels = at + first_kernel_us
-    return [
-        event("user_annotation", annotation_of(100 + index), at, LAUNCH_US),
-        event("cuda_runtime", "cudaGraphLaunch", at + 20, 60, correlation=correlation),
-        event("cuda_runtime", "cudaMemcpyAsync", at + 100, 10, correlation=correlation + 1),
-        event("cpu_op", "aten::copy_", at + 95, 40),
-        event("kernel", "attend", kernels, 200, correlation=correlation),
-        event("kernel", "multiply", kernels + 150, 150, correlation=correlation),
-        event("gpu_memcpy", "Memcpy DtoH", kernels + 350, 50, correlation=correlation + 1),
-    ]
-
-
-def trace(n_steps: int) -> list[dict[str, Any]]:
-    noise = [
-        {"ph": "M", "name": "process_name"},
-        event("gpu_user_annotation", annotation_of(100), 0, 5000),
-    ]
-    return noise + [one for index in range(n_steps) for one in traced_step(index)]
+from known_trace import BUSY_MS, LAUNCH_US, trace, traced_step
+from parts.step_trace import TooShort, split_steps
 
 
 def test_busy_is_the_union_and_the_rest_is_gaps() -> None:
@@ -49,7 +18,7 @@ def test_busy_is_the_union_and_the_rest_is_gaps() -> None:
     assert split.steps == 6  # the first three start the window, its first end ends the fourth
     assert split.wall_ms == pytest.approx(1.0)
     assert split.kernel_ms == pytest.approx(0.3)
-    assert split.busy_ms == pytest.approx(0.35)
+    assert split.busy_ms == pytest.approx(BUSY_MS)
     assert split.gaps_within_steps_ms == pytest.approx(0.05)
     assert split.gaps_between_steps_ms == pytest.approx(0.6)
     assert split.launches == pytest.approx(3.0)
@@ -82,7 +51,7 @@ def test_the_host_may_run_ahead() -> None:
     events = [one for i in range(10) for one in traced_step(i, first_kernel_us=2500.0)]
     split = split_steps(events)
     assert (split.steps, split.wall_ms) == (6, pytest.approx(1.0))
-    assert split.busy_ms == pytest.approx(0.35)
+    assert split.busy_ms == pytest.approx(BUSY_MS)
     assert split.gaps_between_steps_ms == pytest.approx(0.6)
 
 
