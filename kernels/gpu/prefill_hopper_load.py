@@ -1,0 +1,218 @@
+"""The work of the prefill attention for Hopper, and the warp that loads for it.
+
+All parts of a program walk the same list of work in the same order, so that nobody needs to tell
+the others what comes next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+# Queries of a warpgroup: the matrix instruction's rows.
+ROWS = gl.constexpr(64)
+# 16-bit elements in the 128 bytes of a swizzled row of shared memory.
+PANEL = gl.constexpr(64)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the kernel is compiled for."""
+
+    group: int
+    """Query heads of a KV head."""
+    pack: int
+    """Of these, the ones that a piece of work computes: a power of two."""
+    bundles: int
+    """Pieces of work for the same tokens: query heads / pack."""
+    page: int
+    head_dim: int
+    tile: int
+    stages: int
+    """Of keys, and of values."""
+    query_stages: int
+    warpgroups: int
+    turns: bool
+    windowed: bool
+
+    @property
+    def wg_tokens(self) -> int:
+        return 64 // self.pack
+
+    @property
+    def block_tokens(self) -> int:
+        return self.wg_tokens * self.warpgroups
+
+    @property
+    def panels(self) -> int:
+        """A row of head_dim elements lies in shared memory as this many of 128 bytes."""
+        return self.head_dim // 64
+
+    @property
+    def box(self) -> int:
+        """Keys that one copy brings."""
+        return min(self.page, self.tile)
+
+    @property
+    def boxes(self) -> int:
+        return self.tile // self.box
+
+
+class Batch(NamedTuple):
+    query_start: Any
+    seq_lens: Any
+    block_tables: Any
+    table_stride: Any
+    n_tokens: Any
+    n_rows: Any
+    n_decode: Any
+    n_blocks: Any
+    """Blocks of tokens, of which some at the end of a row may not exist."""
+    rounds: Any
+    """Pieces of work for each program."""
+    window: Any
+
+
+class Ring(NamedTuple):
+    stages: Any
+    ready: Any
+    free: Any
+
+
+class Work(NamedTuple):
+    bundle: Any
+    row: Any
+    token: Any
+    """The first."""
+    row_end: Any
+    seq_len: Any
+    begin: Any
+    """The first tile."""
+    end: Any
+    """Behind the last tile; `begin` where there is nothing to do."""
+
+
+@gluon.jit
+def _first_block(row_start, row, n_decode, CUT: gl.constexpr):
+    """Leaves every row before it enough blocks, known without knowing their lengths."""
+    return (row_start - n_decode) // CUT.block_tokens + row - n_decode
+
+
+@gluon.jit
+def _row_of_block(batch, block, CUT: gl.constexpr):
+    """The last row whose blocks begin at or before `block`; n_rows for the padding tokens."""
+    low = batch.n_decode
+    high = batch.n_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        start = gl.load(batch.query_start + middle)
+        if _first_block(start, middle, batch.n_decode, CUT) <= block:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@gluon.jit
+def work_of(batch, turn, CUT: gl.constexpr):
+    """This program's piece number `turn`. The blocks that see most keys come first, and who has the
+    longest of a round has the shortest of the next."""
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    item = turn * programs + gl.where(turn % 2 == 1, programs - 1 - program, program)
+    block = batch.n_blocks - 1 - item // CUT.bundles
+    row = _row_of_block(batch, block, CUT)
+    row_start = gl.load(batch.query_start + row)
+    is_row = row < batch.n_rows
+    row_end = gl.load(batch.query_start + row + 1, mask=is_row, other=batch.n_tokens)
+    seq_len = gl.load(batch.seq_lens + row, mask=is_row, other=0)
+    first_block = _first_block(row_start, row, batch.n_decode, CUT)
+    token = row_start + (block - first_block) * CUT.block_tokens
+    position = token + seq_len - row_end
+    begin = gl.maximum(position - batch.window + 1, 0) // CUT.tile
+    keys = gl.minimum(position + CUT.block_tokens, seq_len)
+    # Padding sees one tile of nothing.
+    end = gl.maximum((keys + CUT.tile - 1) // CUT.tile, begin + 1)
+    exists = (block >= 0) & (token < row_end)
+    return Work(
+        item % CUT.bundles, row, token, row_end, seq_len, begin, gl.where(exists, end, begin)
+    )
+
+
+@gluon.jit
+def next_stage(slot, phase, STAGES: gl.constexpr):
+    last = slot + 1 == STAGES
+    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
+
+
+# -- loading --------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def _load_queries(source, ring, slot, work, CUT: gl.constexpr):
+    """To each warpgroup its tokens, as rows of (token, head). Those behind a row are loaded and not
+    stored again."""
+    parts: gl.constexpr = CUT.warpgroups * CUT.panels
+    shape: gl.constexpr = [CUT.query_stages * parts, CUT.wg_tokens, CUT.pack, PANEL]
+    boxes = ring.stages._reinterpret(source.dtype, shape, source.layout)
+    ready = ring.ready.index(slot)
+    mbarrier.expect(ready, CUT.warpgroups * ROWS * CUT.head_dim * 2)
+    for part in gl.static_range(parts):
+        token = work.token + part // CUT.panels * CUT.wg_tokens
+        at = [token, work.bundle * CUT.pack, part % CUT.panels * PANEL]
+        tma.async_copy_global_to_shared(source, at, ready, boxes.index(slot * parts + part))
+
+
+@gluon.jit
+def _load_tile(source, ring, slot, pages, row, CUT: gl.constexpr):
+    """A tile of K or V: `row` is where it begins within what a page holds of all heads."""
+    parts: gl.constexpr = CUT.panels * CUT.boxes
+    shape: gl.constexpr = [CUT.stages * parts, 1, CUT.box, PANEL]
+    boxes = ring.stages._reinterpret(source.dtype, shape, source.layout)
+    ready = ring.ready.index(slot)
+    mbarrier.expect(ready, CUT.tile * CUT.head_dim * 2)
+    for part in gl.static_range(parts):
+        at = [pages[part % CUT.boxes], row, part // CUT.boxes * PANEL]
+        tma.async_copy_global_to_shared(source, at, ready, boxes.index(slot * parts + part))
+
+
+@gluon.jit
+def _pages(table, tile, seq_len, CUT: gl.constexpr):
+    """The pages of a tile. Those past the end are outside of the pool: they arrive as zeros."""
+    boxes: gl.constexpr = CUT.boxes
+    pages = ()
+    for box in gl.static_range(boxes):
+        key = tile * CUT.tile + box * CUT.box
+        pages = pages + (gl.load(table + key // CUT.page, mask=key < seq_len, other=-1),)  # noqa: RUF005
+    return pages
+
+
+@gluon.jit
+def load(sources, queries, keys, values, batch, CUT: gl.constexpr):
+    q_source, k_source, v_source = sources
+    stages: gl.constexpr = CUT.stages
+    query_stages: gl.constexpr = CUT.query_stages
+    q_slot = 0
+    q_phase = 0
+    slot = 0
+    phase = 0
+    for turn in range(batch.rounds):
+        work = work_of(batch, turn, CUT)
+        if work.begin < work.end:
+            mbarrier.wait(queries.free.index(q_slot), q_phase ^ 1)
+            _load_queries(q_source, queries, q_slot, work, CUT)
+            q_slot, q_phase = next_stage(q_slot, q_phase, query_stages)
+            table = batch.block_tables + work.row.to(gl.int64) * batch.table_stride
+            head_row = work.bundle * CUT.pack // CUT.group * CUT.page
+            for tile in range(work.begin, work.end):
+                pages = _pages(table, tile, work.seq_len, CUT)
+                row = head_row + tile * CUT.tile % CUT.page
+                mbarrier.wait(keys.free.index(slot), phase ^ 1)
+                _load_tile(k_source, keys, slot, pages, row, CUT)
+                mbarrier.wait(values.free.index(slot), phase ^ 1)
+                _load_tile(v_source, values, slot, pages, row, CUT)
+                slot, phase = next_stage(slot, phase, stages)
