@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from parts.agreement import poison, relative_error
+from parts.card_clock import launch_us
+from parts.model_shapes import SHAPES
 from torch import Tensor
 
 from pagemesh.kernels import activation as activation_reference
@@ -35,8 +38,10 @@ from pagemesh.kernels.gpu.activation import ActivationConfig
 from pagemesh.kernels.gpu.norm import NormConfig
 from pagemesh.kernels.gpu.rope_store import RopeStoreConfig
 from pagemesh.kernels.linear import join_splits
+from pagemesh.worker_svc.models.config import DecoderConfig
 
 DTYPE = torch.bfloat16
+MODELS = {name: DecoderConfig.from_dict(raw) for name, raw in SHAPES.items()}
 EPS = 1e-6
 VOCAB_TOKENS = 32_000
 BLOCK_TOKENS = 16
@@ -49,23 +54,6 @@ MAX_ERROR = 2e-3
 """A reduction in another order turns a rounding over here and there."""
 LAUNCHES = {True: 20, False: 100}
 """In a graph, by whether the rows are many."""
-
-
-@dataclass(frozen=True)
-class Model:
-    name: str
-    hidden: int
-    inner: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    qk_norm: bool
-
-
-MODELS = [
-    Model("0.6B", 1024, 3072, 16, 8, 128, True),
-    Model("8B", 4096, 14336, 32, 8, 128, False),
-]
 
 
 @dataclass(frozen=True)
@@ -89,9 +77,9 @@ def linear_output(rows: int, columns: int, splits: int) -> Tensor:
     return random(splits, rows, columns, dtype=torch.float32)
 
 
-def norm_work(model: Model, rows: int, splits: int) -> Work:
-    x, residual = linear_output(rows, model.hidden, splits), random(rows, model.hidden)
-    weight, kept = random(model.hidden), residual.clone()
+def norm_work(model: DecoderConfig, rows: int, splits: int) -> Work:
+    x, residual = linear_output(rows, model.hidden_size, splits), random(rows, model.hidden_size)
+    weight, kept = random(model.hidden_size), residual.clone()
     return Work(
         lambda config: norm.add_rms_norm(x, residual, weight, EPS, config=config),
         lambda: norm_reference.add_rms_norm(join_splits(x, DTYPE), kept, weight, EPS),
@@ -99,9 +87,9 @@ def norm_work(model: Model, rows: int, splits: int) -> Work:
     )
 
 
-def embedding_work(model: Model, rows: int, splits: int) -> Work:
+def embedding_work(model: DecoderConfig, rows: int, splits: int) -> Work:
     token_ids = torch.randint(VOCAB_TOKENS, (rows,), device="cuda")
-    table, weight = random(VOCAB_TOKENS, model.hidden), random(model.hidden)
+    table, weight = random(VOCAB_TOKENS, model.hidden_size), random(model.hidden_size)
 
     def reference() -> tuple[Tensor, Tensor]:
         total = table[token_ids]
@@ -114,16 +102,16 @@ def embedding_work(model: Model, rows: int, splits: int) -> Work:
     )
 
 
-def activation_work(model: Model, rows: int, splits: int) -> Work:
-    gate_up = linear_output(rows, 2 * model.inner, splits)
+def activation_work(model: DecoderConfig, rows: int, splits: int) -> Work:
+    gate_up = linear_output(rows, 2 * model.intermediate_size, splits)
     return Work(
         lambda config: [activation.silu_mul(gate_up, dtype=DTYPE, config=config)],
         lambda: [activation_reference.silu_mul(join_splits(gate_up, DTYPE))],
-        gate_up.nbytes + rows * model.inner * DTYPE.itemsize,
+        gate_up.nbytes + rows * model.intermediate_size * DTYPE.itemsize,
     )
 
 
-def rope_store_work(model: Model, rows: int, splits: int) -> Work:
+def rope_store_work(model: DecoderConfig, rows: int, splits: int) -> Work:
     columns = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim
     blocks = rows // BLOCK_TOKENS + 2
     qkv = linear_output(rows, columns, splits)
@@ -151,7 +139,7 @@ def rope_store_work(model: Model, rows: int, splits: int) -> Work:
 
 
 NORMS = [NormConfig(num_warps) for num_warps in (2, 4, 8, 16, 32)]
-WORKS: dict[str, tuple[Callable[[Model, int, int], Work], Sequence[Any]]] = {
+WORKS: dict[str, tuple[Callable[[DecoderConfig, int, int], Work], Sequence[Any]]] = {
     "add_rms_norm": (norm_work, NORMS),
     "embed_rms_norm": (embedding_work, NORMS),
     "silu_mul": (
@@ -174,17 +162,17 @@ WORKS: dict[str, tuple[Callable[[Model, int, int], Work], Sequence[Any]]] = {
 @dataclass(frozen=True)
 class Variant:
     kernel: str
-    model: Model
+    model: str
     splits: int
     config: Any
     """None: the kernel's own choice."""
 
     def work(self, rows: int) -> Work:
-        return WORKS[self.kernel][0](self.model, rows, self.splits)
+        return WORKS[self.kernel][0](MODELS[self.model], rows, self.splits)
 
     def __str__(self) -> str:
         choice = "default" if self.config is None else str(self.config).partition("(")[2][:-1]
-        return f"{self.kernel:14} {self.model.name:>4} S={self.splits} {choice:24}"
+        return f"{self.kernel:14} {self.model:>10} S={self.splits} {choice:24}"
 
 
 def variants() -> Iterator[Variant]:
@@ -222,38 +210,22 @@ def check(variant: Variant, rows: int) -> float:
     """The largest relative error of the outputs, which begin as NaN."""
     work = variant.work(rows)
     expected = work.reference()
-    for tensor in expected:
-        torch.full_like(tensor, torch.nan)
+    poison(*(tensor.nbytes for tensor in expected))
     got = work.run(variant.config)
-    errors = [_relative_error(*pair) for pair in zip(got, expected, strict=True)]
-    worst = float(torch.stack(errors).max())
-    if not worst < MAX_ERROR:
-        raise SystemExit(f"{variant} at {rows} rows: relative error {worst:.1e}")
-    return worst
+    errors = [relative_error(*pair) for pair in zip(got, expected, strict=True)]
+    if not all(error < MAX_ERROR for error in errors):
+        raise SystemExit(f"{variant} at {rows} rows: relative errors {errors}")
+    return max(errors)
 
 
-def _relative_error(got: Tensor, expected: Tensor) -> Tensor:
-    return (got.double() - expected.double()).norm() / expected.double().norm()
+def replayed_us(works: list[Work], config: Any, launches: int) -> float:
+    """Of each of `launches`, which take turns on `works`. As many results are kept apart."""
+    kept = deque[Sequence[Tensor]](maxlen=len(works))
 
+    def run(work: Work) -> None:
+        kept.append(work.run(config))
 
-def launch_us(works: list[Work], config: Any, launches: int) -> float:
-    """Median over replays of a graph of `launches`, which take turns on `works`."""
-    works[0].run(config)
-    graph, kept = torch.cuda.CUDAGraph(), deque[Sequence[Tensor]](maxlen=len(works))
-    with torch.cuda.graph(graph):
-        for launch in range(launches):
-            kept.append(works[launch % len(works)].run(config))
-    times = [_replay_us(graph) for _ in range(6)]
-    return statistics.median(times[1:]) / launches
-
-
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1000
+    return launch_us([partial(run, works[launch % len(works)]) for launch in range(launches)])
 
 
 def cell(variant: Variant, rows: int) -> str:
@@ -265,7 +237,7 @@ def cell(variant: Variant, rows: int) -> str:
     times = []
     for on in (True, False):
         with dependent_launch(on):
-            times.append(launch_us(works, variant.config, LAUNCHES[many]))
+            times.append(replayed_us(works, variant.config, LAUNCHES[many]))
     speed = f" {works[0].moved_bytes / min(times) / 1000:5.0f}" if many else ""
     return f"{times[0]:7.2f}/{times[1]:6.2f}{speed}"
 
@@ -284,7 +256,7 @@ def main() -> None:
         if variant.config is None:
             errors = "  ".join(f"{rows}: {check(variant, rows):.1e}" for rows in (1, 77, MANY_ROWS))
             print(f"{variant} relative error at rows {errors}")
-    print(f"\n{'us with/without dependent launch, at rows':50}", end="")
+    print(f"\n{'us with/without dependent launch, at rows':56}", end="")
     print("".join(f"{rows:>14}" for rows in FEW_ROWS), f"{MANY_ROWS:>14}  GB/s")
     for variant in variants():
         rows = [*FEW_ROWS, *[MANY_ROWS] * (variant.splits == 1)]

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import torch
+from parts.card_clock import copy_bytes_s, event_us, launch_us
 from torch import Tensor
 
 from pagemesh.kernels import sample_rows as reference
@@ -44,6 +44,7 @@ ROW_TOKENS = 64
 COLD_BYTES = 250e6
 MAX_SETS = 32
 CHECKED_ROWS = 28
+MAX_LOGPROB_ERROR = 1e-4
 
 WORK = {
     "greedy": SamplingParams(temperature=0.0),
@@ -58,8 +59,6 @@ SWEPT = [
     SampleConfig(*pair)
     for pair in ((512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8))
 ]
-
-
 SEARCHES = [
     SearchConfig(*sizes)
     for sizes in ((64, 64, 8), (64, 128, 8), (128, 128, 8), (64, 256, 16), (128, 256, 16))
@@ -147,66 +146,50 @@ def check(vocab_tokens: int, shape: str) -> None:
     params = [ways[row % len(ways)] for row in range(CHECKED_ROWS)]
     batch = Batch.of(random_logits(CHECKED_ROWS, vocab_tokens, shape), params)
     batch.sample()
-    wide = batch.logits.float().cpu()
-    none = np.empty(0, np.int64)
-    counts = torch.zeros((0, vocab_tokens), dtype=torch.bool)
-    expected, _ = reference.sample_rows(
-        wide.clone(),
-        reference.SamplingInputs(
-            np.stack([row_params(own, seed) for seed, own in enumerate(params)]),
-            batch.rows.positions.cpu().numpy().astype(np.int64),
-            reference.Edits(np.zeros(CHECKED_ROWS + 1, np.int64), none, none.astype(np.float32)),
-            counts,
-            counts.to(torch.int32),
-        ),
-    )
+    expected = expected_tokens(batch)
     same = int((batch.out.result[0].cpu() == expected).sum())
     if same < CHECKED_ROWS or not batch.out.result[1].all():
         raise SystemExit(f"{vocab_tokens} {shape}: {same} of {CHECKED_ROWS} tokens are right")
-    rows = torch.arange(CHECKED_ROWS)
-    (_, mine, ranks), _ = token_logprobs(batch.logits, rows.to(DEVICE), batch.out.result[0], 5)
-    (_, theirs, expected_ranks), _ = reference_logprobs(wide, rows, expected, 5)
-    error = float((mine.cpu() - theirs).abs().max())
-    if error > 1e-4 or not torch.equal(ranks.cpu(), expected_ranks):
+    error = logprobs_error(batch.logits, batch.out.result[0])
+    if not error < MAX_LOGPROB_ERROR:
         raise SystemExit(f"{vocab_tokens} {shape}: logprobs differ by {error:.1e}")
     print(f"{vocab_tokens} {shape}: {same} tokens as the reference's, logprobs within {error:.1e}")
 
 
+def expected_tokens(batch: Batch) -> Tensor:
+    """int64[R] of the reference, where no row is penalised."""
+    n_rows, vocab_tokens = batch.logits.shape
+    none, counts = np.empty(0, np.int64), torch.zeros((0, vocab_tokens), dtype=torch.bool)
+    tokens, _ = reference.sample_rows(
+        batch.logits.float().cpu(),
+        reference.SamplingInputs(
+            np.stack([row_params(own, seed) for seed, own in enumerate(batch.params)]),
+            batch.rows.positions.cpu().numpy().astype(np.int64),
+            reference.Edits(np.zeros(n_rows + 1, np.int64), none, none.astype(np.float32)),
+            counts,
+            counts.to(torch.int32),
+        ),
+    )
+    return tokens
+
+
+def logprobs_error(logits: Tensor, chosen: Tensor) -> float:
+    """The largest difference to the reference; infinite if a rank differs."""
+    rows, wide = torch.arange(len(logits)), logits.float().cpu()
+    (_, mine, ranks), _ = token_logprobs(logits, rows.to(DEVICE), chosen, 5)
+    (_, theirs, expected_ranks), _ = reference_logprobs(wide, rows, chosen.long().cpu(), 5)
+    if not torch.equal(ranks.cpu(), expected_ranks):
+        return float("inf")
+    return float((mine.cpu() - theirs).abs().max())
+
+
 # -- timing ---------------------------------------------------------------------------------------
-
-
-def graph_us(launches: list[Callable[[], object]], replays: int = 5) -> float:
-    """Median microseconds of a launch, all of them in one graph."""
-    for launch in launches[:2]:
-        launch()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    times = [event_us(graph.replay) for _ in range(replays + 1)]
-    return statistics.median(times[1:]) / len(launches)
 
 
 def eager_us(launches: list[Callable[[], object]]) -> float:
     """Mean microseconds of a call after the first ones, as an engine without graphs would see."""
     launches[0]()
     return event_us(lambda: [launch() for launch in launches]) / len(launches)
-
-
-def event_us(work: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1000
-
-
-def copy_bytes_s() -> float:
-    """Read and written."""
-    source = torch.empty(2**29, dtype=torch.int8, device=DEVICE)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / (graph_us([lambda: target.copy_(source)] * 4) * 1e-6)
 
 
 def batches(logits: list[Tensor], params: SamplingParams) -> list[Batch]:
@@ -230,7 +213,7 @@ def print_table(copy: float) -> None:
 
 
 def cell(sets: list[Batch], copy: float) -> str:
-    us = graph_us([batch.sample for batch in sets])
+    us = launch_us([batch.sample for batch in sets])
     with_torch = eager_us([batch.sample_with_torch for batch in sets[:4]])
     percent = 100 * sets[0].logits.nbytes / copy / (us * 1e-6)
     return f"{us:11.1f} ({percent:3.0f}) {with_torch:7.0f}"
@@ -244,7 +227,7 @@ def sweep_searches() -> None:
         found = [[survey(b.logits, b.rows, edited=False) for b in each] for each in sets]
         for config in SEARCHES:
             times = (
-                graph_us(
+                launch_us(
                     [
                         partial(thresholds, b.logits, b.rows, of_b, config)
                         for b, of_b in zip(each, surveys, strict=True)
@@ -262,7 +245,7 @@ def sweep_draws() -> None:
     for shape, name in product(("peaked", "flat"), ("greedy", "temperature")):
         sets = [batches(logits_sets(n, vocab_tokens, shape), WORK[name]) for n in ROWS]
         for config in SWEPT:
-            times = (graph_us([partial(b.sample, config) for b in each]) for each in sets)
+            times = (launch_us([partial(b.sample, config) for b in each]) for each in sets)
             label = f"{shape} {name} {config.slice_tokens} {config.num_warps}"
             print(f"{label:28}" + "".join(f"{us:10.1f}" for us in times), flush=True)
 
