@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -24,6 +23,8 @@ from itertools import pairwise
 from multiprocessing import get_context
 
 import torch
+from parts.agreement import relative_error
+from parts.card_clock import launch_us
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -41,7 +42,6 @@ CHUNK_TOKENS = 2048
 L2_BYTES = 60e6
 LAUNCHES = 8
 """In a graph, at least."""
-REPLAYS = 9
 MAX_ERROR = 5e-3
 """||kernel - reference|| / ||reference||."""
 COMPILERS = 14
@@ -166,20 +166,19 @@ def check() -> None:
     for head_dim in CONFIGS:
         for block_tokens in BLOCK_TOKENS:
             for window in (None, 1000):
-                error = relative_error(rows, head_dim, block_tokens, window)
+                error = error_of(rows, head_dim, block_tokens, window)
                 assert error < MAX_ERROR, (head_dim, block_tokens, window, error)
         check_bits(head_dim)
     print(f"as the reference (errors below {MAX_ERROR}), with the same bits in chunks")
 
 
-def relative_error(rows: Rows, head_dim: int, block_tokens: int, window: int | None) -> float:
+def error_of(rows: Rows, head_dim: int, block_tokens: int, window: int | None) -> float:
     batch = prompts([rows], head_dim, block_tokens)
     caches = batch.k_cache, batch.v_cache
     options = {"scale": head_dim**-0.5, "window": window}
     prefill_attention(batch.q, *caches, batch.steps[0], **options, out=batch.out)
     exact = (x.float() for x in (batch.q, *caches))
-    expected = paged_attention(*exact, batch.steps[0], **options)
-    return float((batch.out.float() - expected).norm() / expected.norm())
+    return relative_error(batch.out, paged_attention(*exact, batch.steps[0], **options))
 
 
 def check_bits(head_dim: int) -> None:
@@ -196,24 +195,10 @@ def check_bits(head_dim: int) -> None:
 # -- speed ----------------------------------------------------------------------------------------
 
 
-def median_s(runs: list[Callable[[], object]]) -> float:
-    """One run's time, from replays of a graph of all of them in turn."""
-    for run in runs:
-        run()
-    graph = torch.cuda.CUDAGraph()
+def turns_s(runs: list[Callable[[], object]]) -> float:
+    """One run's time, from a graph of all of them in turn."""
     n_runs = max(LAUNCHES, len(runs))
-    with torch.cuda.graph(graph):
-        for i in range(n_runs):
-            runs[i % len(runs)]()
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(REPLAYS):
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return statistics.median(times) / n_runs / 1e3
+    return launch_us([runs[i % len(runs)] for i in range(n_runs)]) / 1e6
 
 
 def kernel_rates(head_dim: int, block_tokens: int) -> Iterator[tuple[PrefillConfig, list[float]]]:
@@ -224,7 +209,7 @@ def kernel_rates(head_dim: int, block_tokens: int) -> Iterator[tuple[PrefillConf
         others = range(int(L2_BYTES // one.n_bytes))
         batches.append([one, *(prompts(steps, head_dim, block_tokens) for _ in others)])
     for config in CONFIGS[head_dim]:
-        times = [median_s([partial(b.run, config) for b in batch]) for batch in batches]
+        times = [turns_s([partial(b.run, config) for b in batch]) for batch in batches]
         yield config, rates(head_dim, times)
 
 
@@ -246,7 +231,7 @@ def sdpa_s(steps: list[Rows], head_dim: int, backend: SDPBackend) -> float:
     )
     sdpa = partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
     with sdpa_kernel(backend), suppress(RuntimeError):
-        return median_s([sdpa])
+        return turns_s([sdpa])
     return math.nan
 
 

@@ -29,7 +29,7 @@ from parts.agreement import poison, relative_error
 from parts.card_clock import graph_us
 from parts.config_text import show
 from parts.linear_candidates import linear_configs
-from parts.linear_choice import FEW_ROWS, MORE_ROWS, Times, chosen
+from parts.linear_choice import FEW_ROWS, MORE_ROWS, Times, chosen, present_config
 from parts.linear_shapes import Linear, linears_of
 from parts.model_shapes import SHAPES
 from torch import Tensor
@@ -92,7 +92,7 @@ def variants_of(config: DecoderConfig) -> Iterator[Variant]:
     for layer, rows in product(linears_of(config), FEW_ROWS + MORE_ROWS):
         for candidate in linear_configs(layer, rows):
             yield Variant(layer, rows, candidate)
-        present = layer.present(rows, DTYPE)
+        present = present_config(layer, rows, DTYPE)
         if present is not None:
             yield Variant(layer, rows, present)
             yield Variant(layer, rows, present, overlap=False)
@@ -164,7 +164,7 @@ def sweep(weights: Weights, layer: Linear, rows: int) -> Times:
     expected = linear(x, matrices[0])
     expected = silu_mul(expected) if layer.gated else expected
     times: Times = {None: layer_us(layer, x, matrices, None)}
-    candidates = [*linear_configs(layer, rows), *filter(None, [layer.present(rows, DTYPE)])]
+    candidates = [*linear_configs(layer, rows), *filter(None, [present_config(layer, rows, DTYPE)])]
     for config in dict.fromkeys(candidates):
         check(layer, x, matrices[0], config, expected)
         times[config] = layer_us(layer, x, matrices, config)
@@ -191,7 +191,7 @@ def print_times(
     """What was found at each number of rows, and the fastest."""
     nbytes = layer.n * layer.k * DTYPE.itemsize
     for rows, times in all_times.items():
-        us, present_us = times[found[rows]], times[layer.present(rows, DTYPE)]
+        us, present_us = times[found[rows]], times[present_config(layer, rows, DTYPE)]
         ranked = sorted((c for c in times if c is not None), key=times.__getitem__)
         fastest = "; ".join(f"{times[config]:.2f} {show(config)}" for config in ranked[:5])
         print(
@@ -227,7 +227,7 @@ def plans_of(
 ) -> dict[str, Plan]:
     swept: Plan = {name: chosen(by_rows)[rows] for name, by_rows in times.items()}
     return {
-        "present": {layer.name: layer.present(rows, DTYPE) for layer in layers},
+        "present": {layer.name: present_config(layer, rows, DTYPE) for layer in layers},
         "swept": swept,
         "cuBLAS": dict.fromkeys(swept),
         "mixed": {

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.cuda import CUDAGraph
 
+from parts.card_clock import event_us
+
 _WARM_UP_REPLAYS = 3
 _REPLAYS = 20
 
@@ -37,14 +39,9 @@ def alone_ms(graphs: list[CUDAGraph], state: Tensor) -> float | None:
         return None
     kept = state.clone()
     _replay(graphs, _WARM_UP_REPLAYS)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    _replay(graphs, _REPLAYS)
-    end.record()
+    us = event_us(lambda: _replay(graphs, _REPLAYS))
     state.copy_(kept)
-    end.synchronize()
-    elapsed_ms: float = start.elapsed_time(end)
-    return elapsed_ms / _REPLAYS
+    return us / 1e3 / _REPLAYS
 
 
 def _replay(graphs: list[CUDAGraph], times: int) -> None:

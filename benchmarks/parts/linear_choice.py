@@ -1,4 +1,4 @@
-"""Which configuration of a linear layer to take for each number of rows, from times of all."""
+"""Which configuration a linear layer takes for each number of rows: now, and by times of many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from pagemesh.kernels.gpu.skinny_config import SkinnyConfig
+import torch
+
+from pagemesh.kernels.gpu.launch import multiprocessors
+from pagemesh.kernels.gpu.skinny_config import SkinnyConfig, choose_config, choose_gated_config
+from parts.linear_shapes import Linear
 
 FEW_ROWS: Final = [1, 8, 32, 64]
 """A row's bits are to be the same for each of these: one order of sums."""
@@ -16,6 +20,14 @@ Times = dict[SkinnyConfig | None, float]
 """Microseconds by configuration; None is cuBLAS."""
 Order = tuple[int, bool]
 """Of sums: see SkinnyConfig."""
+
+
+def present_config(layer: Linear, rows: int, dtype: torch.dtype) -> SkinnyConfig | None:
+    """What the worker chooses now; None: cuBLAS."""
+    n, k, sms = layer.n, layer.k, multiprocessors()
+    if layer.gated:
+        return choose_gated_config(rows, n // 2, k, dtype, sms)
+    return choose_config(rows, n, k, dtype, sms, max_splits=layer.max_splits)
 
 
 def chosen(all_times: Mapping[int, Times]) -> dict[int, SkinnyConfig | None]:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from pagemesh.kernels.gpu.launch import multiprocessors
-from pagemesh.kernels.gpu.skinny_config import SkinnyConfig, choose_config, choose_gated_config
 from pagemesh.worker_svc.models.config import DecoderConfig
 
 
@@ -21,14 +17,6 @@ class Linear:
     gated: bool = False
     max_splits: int = 8
     """Of K: 1 where whoever reads the result wants whole sums."""
-
-    def present(self, rows: int, dtype: torch.dtype) -> SkinnyConfig | None:
-        """What the worker chooses now; None: cuBLAS."""
-        if self.gated:
-            return choose_gated_config(rows, self.n // 2, self.k, dtype, multiprocessors())
-        return choose_config(
-            rows, self.n, self.k, dtype, multiprocessors(), max_splits=self.max_splits
-        )
 
 
 def linears_of(config: DecoderConfig) -> list[Linear]:

@@ -33,6 +33,7 @@ from pagemesh.kernels.gpu.launch import multiprocessors
 from pagemesh.kernels.gpu.skinny_config import SkinnyConfig
 from pagemesh.worker_svc.gpu import decoder
 from pagemesh.worker_svc.models.config import DecoderConfig
+from parts.linear_choice import present_config
 from parts.linear_shapes import Linear, linears_of
 
 Choices = dict[str, Any]
@@ -69,7 +70,7 @@ class Shape:
     def present(self, rows: int) -> Choices:
         """What the worker chooses now."""
         config = self.config
-        chosen: Choices = {each.name: each.present(rows, DTYPE) for each in self.linears}
+        chosen: Choices = {each.name: present_config(each, rows, DTYPE) for each in self.linears}
         chosen["attention"] = decode_attention.choose_config(self.heads, DTYPE, multiprocessors())
         chosen["norm"] = norm.choose_config(config.hidden_size)
         chosen["rope_store"] = rope_store.choose_config(config.head_dim)

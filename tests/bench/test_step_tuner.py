@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from parts import linear_shapes, step_candidates, step_choices
+from parts import linear_choice, step_candidates, step_choices
 from parts.model_shapes import SHAPES
 from parts.step_candidates import Space
 from parts.step_choices import Choices, Shape
@@ -26,7 +26,7 @@ SHAPE = Shape(DecoderConfig.from_dict(SHAPES["llama31-8b"]))
 @pytest.fixture(autouse=True)
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of the one that the tables are for."""
-    for module in (linear_shapes, step_candidates, step_choices):
+    for module in (linear_choice, step_candidates, step_choices):
         monkeypatch.setattr(module, "multiprocessors", lambda: 132)
 
 
