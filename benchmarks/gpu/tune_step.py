@@ -49,6 +49,7 @@ ATTENTION = ("attention", "plan")
 WARM_UP_MS = 300
 LOAD_MS = 1500
 TURNS = 30
+ABLATION_TURNS = 10
 MAX_DIFFERENCE = 0.2
 """||logits - present logits|| / ||present logits||: other roundings grow through the layers."""
 CARD_QUERY = "clocks.sm,clocks.mem,power.draw,clocks_event_reasons.active"
@@ -72,21 +73,22 @@ def parts_left_out() -> Iterator[tuple[str, frozenset[str]]]:
 def ablate(step: DecodeStep, rows: int, present: Choices, graph: CUDAGraph) -> None:
     print("  part                          step ms   difference us")
     for name, skip in parts_left_out():
-        other = step.capture(rows, present, skip)
-        whole, without = map(statistics.median, replay_ms([graph, other], 10))
-        print(f"  {name:28}{without:9.3f}{(whole - without) * 1e3:16.0f}")
+        print_difference(name, graph, step.capture(rows, present, skip))
+    serial = present | {f"pdl:{kind}": False for kind in SWITCHED}
+    print_difference("no kernel overlaps", graph, step.capture(rows, serial))
     linears = step.capture(rows, present, frozenset({*SMALL, *ATTENTION} - {"silu"}))
     for name, loaded in {"whole step": graph, "linear layers": linears}.items():
-        print(f"  {name}, {CARD_QUERY}: {card_under_load(loaded, whole)}")
-    serial = present | {f"pdl:{kind}": False for kind in SWITCHED}
-    other = step.capture(rows, serial)
-    whole, without = map(statistics.median, replay_ms([graph, other], 10))
-    print(f"  {'no kernel overlaps':28}{without:9.3f}{(whole - without) * 1e3:16.0f}", flush=True)
+        print(f"  {name}, {CARD_QUERY}: {card_under_load(loaded)}", flush=True)
 
 
-def card_under_load(graph: CUDAGraph, step_ms: float) -> str:
+def print_difference(name: str, graph: CUDAGraph, other: CUDAGraph) -> None:
+    whole, without = map(statistics.median, replay_ms([graph, other], ABLATION_TURNS))
+    print(f"  {name:28}{without:9.3f}{(whole - without) * 1e3:16.0f}", flush=True)
+
+
+def card_under_load(graph: CUDAGraph) -> str:
     """Clocks and power while the graph runs, and why the driver holds the clocks back."""
-    for _ in range(int(LOAD_MS / step_ms)):
+    for _ in range(replays_in(LOAD_MS, graph)):
         graph.replay()
     command = ["nvidia-smi", f"--query-gpu={CARD_QUERY}", "--format=csv,noheader", "-i", "0"]
     try:
@@ -96,6 +98,12 @@ def card_under_load(graph: CUDAGraph, step_ms: float) -> str:
         text = reason(error)
     torch.cuda.synchronize()
     return text
+
+
+def replays_in(ms: float, graph: CUDAGraph) -> int:
+    """At least 3."""
+    [[once_ms]] = replay_ms([graph], 1)
+    return max(3, int(ms / once_ms))
 
 
 class CardBench:
@@ -138,11 +146,6 @@ class CardBench:
         return self._step.logits[: self._rows].float()
 
 
-def warm_up(graph: CUDAGraph) -> None:
-    [[once_ms]] = replay_ms([graph], 1)
-    replay_ms([graph], max(3, int(WARM_UP_MS / once_ms)))
-
-
 def spread_text(times: list[float]) -> str:
     low, _, high = statistics.quantiles(times, n=4)
     return f"{statistics.median(times):.3f} ms (quartiles {low:.3f}, {high:.3f})"
@@ -155,7 +158,7 @@ def measure(
     print(f"\n{rows} rows of {args.context} tokens", flush=True)
     bench = CardBench(step, rows, present, compiler)
     first = bench.graph
-    warm_up(first)
+    replay_ms([first], replays_in(WARM_UP_MS, first))
     for _ in range(2):
         [times] = replay_ms([first], TURNS)
         print(f"  present: {spread_text(times)}")
