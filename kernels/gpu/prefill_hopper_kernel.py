@@ -35,9 +35,11 @@ from pagemesh.kernels.gpu.prefill_hopper_load import (
     PANEL,
     ROWS,
     Batch,
+    Place,
     Ring,
+    Shared,
+    after,
     load,
-    next_stage,
     work_of,
 )
 
@@ -52,9 +54,9 @@ def _mask(scores, start, first, window, CUT: gl.constexpr):
     if CUT.windowed:
         hidden = hidden | (start < first + CUT.wg_tokens - window)
     if hidden:
-        layout: gl.constexpr = scores.type.layout
-        key = start + gl.arange(0, CUT.tile, gl.SliceLayout(0, layout))[None, :]
-        position = first + gl.arange(0, ROWS, gl.SliceLayout(1, layout))[:, None] // CUT.pack
+        key = start + gl.arange(0, CUT.tile, gl.SliceLayout(0, CUT.score_layout))[None, :]
+        row = gl.arange(0, ROWS, gl.SliceLayout(1, CUT.score_layout))[:, None]
+        position = first + row // CUT.pack
         seen = key <= position
         if CUT.windowed:
             seen = seen & (key > position - window)
@@ -64,10 +66,25 @@ def _mask(scores, start, first, window, CUT: gl.constexpr):
 
 @gluon.jit
 def _weigh(scores, best, log2_scale):
-    """Weights exp2(score - best) with the new best, and what they make of weights so far."""
+    """Weights exp2(score - best) with the new best, and the factor for weights so far."""
     new_best = gl.maximum(best, gl.max(scores, 1) * log2_scale)
     weights = gl.exp2(scores * log2_scale - new_best[:, None])
     return weights, new_best, gl.exp2(best - new_best)
+
+
+@gluon.jit
+def _operand(weights, dtype: gl.constexpr, CUT: gl.constexpr):
+    """As the matrix instruction takes them from registers; each stays where it is."""
+    layout: gl.constexpr = gl.DotOperandLayout(0, CUT.mix_layout, 2)
+    return gl.convert_layout(weights.to(dtype), layout, assert_trivial=True)
+
+
+@gluon.jit
+def _by_row(factors, CUT: gl.constexpr):
+    """A number for each query, for the mixed values."""
+    return gl.convert_layout(factors, gl.SliceLayout(1, CUT.mix_layout), assert_trivial=True)[
+        :, None
+    ]
 
 
 @gluon.jit
@@ -93,115 +110,115 @@ def _clear(ring, slot, keys, CUT: gl.constexpr):
 
 
 @gluon.jit
-def _store(stage, mixed, out, out_stride, work, first_token, CUT: gl.constexpr):
-    """Through the queries' place in shared memory, so that neighbouring threads write what lies
-    together."""
+def _store(stage, mixed, batch, work, first, CUT: gl.constexpr):
+    """Of the tokens from `first` on; through the queries' place in shared memory, so that
+    neighbouring threads write what lies together."""
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // CUT.head_dim, CUT.head_dim // 8], [4, 1], [1, 0]
     )
     stage.store(mixed.to(stage.dtype))
     rows = stage.load(layout)
     query = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    token = first_token + query // CUT.pack
-    head = work.bundle * CUT.pack + query % CUT.pack
     dim = gl.arange(0, CUT.head_dim, gl.SliceLayout(0, layout))
-    at = token.to(gl.int64) * out_stride + head * CUT.head_dim
-    gl.store(out + at[:, None] + dim[None, :], rows, mask=(token < work.row_end)[:, None])
+    token = first + query // CUT.pack
+    head = work.bundle * CUT.pack + query % CUT.pack
+    at = token.to(gl.int64) * batch.out_stride + head * CUT.head_dim
+    gl.store(batch.out + at[:, None] + dim[None, :], rows, mask=(token < work.row_end)[:, None])
     fence_async_shared()
 
 
 @gluon.jit
-def _attend(
-    queries,
-    keys,
-    values,
-    turns,
-    batch,
-    out,
-    out_stride,
-    log2_scale,
-    ME: gl.constexpr,
-    CUT: gl.constexpr,
-):
-    """Warpgroup number ME. Of a tile's two products, the second waits for the next tile's first:
-    the tensor cores mix the values of one tile while the next one's weights are made."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CUT.tile, 16])
-    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CUT.head_dim, 16])
-    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
-    o_rows: gl.constexpr = gl.SliceLayout(1, o_layout)
+def _score(q, keys, place, CUT: gl.constexpr):
+    """Of queries and a tile of keys; on the way when this returns."""
+    nothing = gl.full([ROWS, CUT.tile], 0.0, gl.float32, CUT.score_layout)
+    k = keys.stages.index(place.slot).permute([1, 0])
+    return warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _mix(p, values, place, total):
+    """`total` and the values of a tile with weights p; on the way when this returns."""
+    mbarrier.wait(values.ready.index(place.slot), place.parity)
+    return warpgroup_mma(p, values.stages.index(place.slot), total, is_async=True)
+
+
+@gluon.jit
+def _attend_work(q, shared, place, parity, batch, work, first, ME: gl.constexpr, CUT: gl.constexpr):
+    """Mixed values and sums of weights of the queries q, the first at position `first`. The values
+    of a tile are mixed while the weights of the next are made.
+
+    Also returns where the rings and the turns are then."""
+    keys = shared.key_ring
+    values = shared.value_ring
     stages: gl.constexpr = CUT.stages
+    mbarrier.wait(keys.ready.index(place.slot), place.parity)
+    scores = warpgroup_mma_wait(0, deps=(_score(q, keys, place, CUT),))
+    mbarrier.arrive(keys.free.index(place.slot))
+    scores = _mask(scores, work.begin * CUT.tile, first, batch.window, CUT)
+    best = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, CUT.score_layout))
+    weights, best, shrink = _weigh(scores, best, batch.log2_scale)
+    weight = gl.sum(weights, 1)
+    p = _operand(weights, q.dtype, CUT)
+    total = gl.full([ROWS, CUT.head_dim], 0.0, gl.float32, CUT.mix_layout)
+    to_mix = place
+    place = after(place, stages)
+    mbarrier.wait(keys.ready.index(place.slot), place.parity, pred=work.begin + 1 < work.end)
+    for tile in range(work.begin + 1, work.end):
+        if CUT.turns:
+            mbarrier.wait(shared.turns.index(ME), parity)
+            parity = parity ^ 1
+        scoring = _score(q, keys, place, CUT)
+        mixing = _mix(p, values, to_mix, total)
+        if CUT.turns:
+            mbarrier.arrive(shared.turns.index((ME + 1) % CUT.warpgroups))
+        scores = warpgroup_mma_wait(1, deps=(scoring,))
+        mbarrier.arrive(keys.free.index(place.slot))
+        scores = _mask(scores, tile * CUT.tile, first, batch.window, CUT)
+        weights, best, shrink = _weigh(scores, best, batch.log2_scale)
+        weight = weight * shrink + gl.sum(weights, 1)
+        mixed = to_mix
+        to_mix = place
+        place = after(place, stages)
+        # This wait has its place between the weights and the wait for the mixed values: ptxas would
+        # move that one to where nothing overlaps, but moves nothing past a loop.
+        mbarrier.wait(keys.ready.index(place.slot), place.parity, pred=tile + 1 < work.end)
+        total, weight = warpgroup_mma_wait(0, deps=(mixing, weight))
+        mbarrier.arrive(values.free.index(mixed.slot))
+        total = total * _by_row(shrink, CUT)
+        p = _operand(weights, q.dtype, CUT)
+    mbarrier.wait(values.ready.index(to_mix.slot), to_mix.parity)
+    last_keys = work.seq_len - (work.end - 1) * CUT.tile
+    if last_keys < CUT.tile:
+        _clear(values, to_mix.slot, gl.maximum(last_keys, 0), CUT)
+    total = warpgroup_mma_wait(0, deps=(_mix(p, values, to_mix, total),))
+    mbarrier.arrive(values.free.index(to_mix.slot))
+    return total, weight, place, parity
+
+
+@gluon.jit
+def _attend(shared, batch, ME: gl.constexpr, CUT: gl.constexpr):
+    """Warpgroup number ME."""
+    queries = shared.query_ring
     query_stages: gl.constexpr = CUT.query_stages
-    nothing = gl.full([ROWS, CUT.tile], 0.0, gl.float32, s_layout)
-    q_slot = 0
-    q_phase = 0
-    slot = 0
-    phase = 0
+    q_place = Place(0, 0)
+    place = Place(0, 0)
     # The first warpgroup has the first turn.
-    turn_phase = 1 if ME == 0 else 0
+    parity = 1 if ME == 0 else 0
     for turn in range(batch.rounds):
         work = work_of(batch, turn, CUT)
         if work.begin < work.end:
-            first_token = work.token + ME * CUT.wg_tokens
-            first = first_token + work.seq_len - work.row_end
-            mbarrier.wait(queries.ready.index(q_slot), q_phase)
-            q = queries.stages.index(q_slot * CUT.warpgroups + ME)
-
-            mbarrier.wait(keys.ready.index(slot), phase)
-            k = keys.stages.index(slot).permute([1, 0])
-            scores = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
-            scores = warpgroup_mma_wait(0, deps=(scores,))
-            mbarrier.arrive(keys.free.index(slot))
-            scores = _mask(scores, work.begin * CUT.tile, first, batch.window, CUT)
-            best = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, s_layout))
-            weights, best, shrink = _weigh(scores, best, log2_scale)
-            weight = gl.sum(weights, 1)
-            p = gl.convert_layout(weights.to(q.dtype), p_layout)
-            total = gl.full([ROWS, CUT.head_dim], 0.0, gl.float32, o_layout)
-
-            v_slot = slot
-            v_phase = phase
-            slot, phase = next_stage(slot, phase, stages)
-            mbarrier.wait(keys.ready.index(slot), phase, pred=work.begin + 1 < work.end)
-            for tile in range(work.begin + 1, work.end):
-                if CUT.turns:
-                    mbarrier.wait(turns.index(ME), turn_phase)
-                    turn_phase = turn_phase ^ 1
-                k = keys.stages.index(slot).permute([1, 0])
-                scores = warpgroup_mma(q, k, nothing, use_acc=False, is_async=True)
-                mbarrier.wait(values.ready.index(v_slot), v_phase)
-                mixed = warpgroup_mma(p, values.stages.index(v_slot), total, is_async=True)
-                if CUT.turns:
-                    mbarrier.arrive(turns.index((ME + 1) % CUT.warpgroups))
-                scores = warpgroup_mma_wait(1, deps=(scores,))
-                mbarrier.arrive(keys.free.index(slot))
-                scores = _mask(scores, tile * CUT.tile, first, batch.window, CUT)
-                weights, best, shrink = _weigh(scores, best, log2_scale)
-                weight = weight * shrink + gl.sum(weights, 1)
-                read_slot = v_slot
-                v_slot = slot
-                v_phase = phase
-                slot, phase = next_stage(slot, phase, stages)
-                # The wait for the next keys stands between the weights and the wait for the values
-                # of this tile: ptxas would move that wait to where nothing overlaps, and moves
-                # nothing past a loop.
-                mbarrier.wait(keys.ready.index(slot), phase, pred=tile + 1 < work.end)
-                total, weight = warpgroup_mma_wait(0, deps=(mixed, weight))
-                mbarrier.arrive(values.free.index(read_slot))
-                total = total * gl.convert_layout(shrink, o_rows)[:, None]
-                p = gl.convert_layout(weights.to(q.dtype), p_layout)
-
-            mbarrier.wait(values.ready.index(v_slot), v_phase)
-            last_keys = work.seq_len - (work.end - 1) * CUT.tile
-            if last_keys < CUT.tile:
-                _clear(values, v_slot, gl.maximum(last_keys, 0), CUT)
-            mixed = warpgroup_mma(p, values.stages.index(v_slot), total, is_async=True)
-            total = warpgroup_mma_wait(0, deps=(mixed,))
-            mbarrier.arrive(values.free.index(v_slot))
+            token = work.token + ME * CUT.wg_tokens
+            first = token + work.seq_len - work.row_end
+            mbarrier.wait(queries.ready.index(q_place.slot), q_place.parity)
+            q = queries.stages.index(q_place.slot * CUT.warpgroups + ME)
+            total, weight, place, parity = _attend_work(
+                q, shared, place, parity, batch, work, first, ME, CUT
+            )
             # Padding has seen nothing.
-            weight = gl.convert_layout(gl.where(weight == 0.0, 1.0, weight), o_rows)
-            _store(q, total / weight[:, None], out, out_stride, work, first_token, CUT)
-            mbarrier.arrive(queries.free.index(q_slot))
-            q_slot, q_phase = next_stage(q_slot, q_phase, query_stages)
+            weight = gl.where(weight == 0.0, 1.0, weight)
+            _store(q, total / _by_row(weight, CUT), batch, work, token, CUT)
+            mbarrier.arrive(queries.free.index(q_place.slot))
+            q_place = after(q_place, query_stages)
 
 
 @gluon.jit
@@ -227,8 +244,8 @@ _SCALARS = ["table_stride", "n_tokens", "n_rows", "n_decode", "n_blocks", "round
 
 @gluon.jit(do_not_specialize=_SCALARS)
 def prefill_hopper_kernel(
-    q,  # tiles [wg_tokens, pack, PANEL] of [tokens, query heads, head_dim]
-    k,  # tiles [1, box, PANEL] of [blocks, KV heads * page, head_dim]
+    q,  # boxes [wg_tokens, pack, PANEL] of [tokens, query heads, head_dim]
+    k,  # boxes [1, box, PANEL] of [blocks, KV heads * page, head_dim]
     v,
     out,
     query_start,
@@ -240,7 +257,7 @@ def prefill_hopper_kernel(
     n_decode,
     n_blocks,
     rounds,
-    window,  # a large number where there is none
+    window,
     out_stride,
     log2_scale,
     CUT: gl.constexpr,
@@ -252,12 +269,14 @@ def prefill_hopper_kernel(
     query_stages: gl.constexpr = CUT.query_stages
     warpgroups: gl.constexpr = CUT.warpgroups
     tile: gl.constexpr = CUT.tile
-    queries = _ring(q.dtype, query_stages, warpgroups, ROWS, CUT)
-    keys = _ring(q.dtype, stages, 1, tile, CUT)
-    values = _ring(q.dtype, stages, 1, tile, CUT)
-    turns = gl.allocate_shared_memory(gl.int64, [warpgroups, 1], mbarrier.MBarrierLayout())
+    shared = Shared(
+        _ring(q.dtype, query_stages, warpgroups, ROWS, CUT),
+        _ring(q.dtype, stages, 1, tile, CUT),
+        _ring(q.dtype, stages, 1, tile, CUT),
+        gl.allocate_shared_memory(gl.int64, [warpgroups, 1], mbarrier.MBarrierLayout()),
+    )
     for warpgroup in gl.static_range(warpgroups):
-        mbarrier.init(turns.index(warpgroup), count=1)
+        mbarrier.init(shared.turns.index(warpgroup), count=1)
     fence_async_shared()
     if PDL:
         gdc_wait()
@@ -272,19 +291,16 @@ def prefill_hopper_kernel(
         n_blocks,
         rounds,
         window,
+        log2_scale,
+        out,
+        out_stride,
     )
     if CUT.warpgroups == 2:
         gl.warp_specialize(
             [
-                (
-                    _attend,
-                    (queries, keys, values, turns, batch, out, out_stride, log2_scale, 0, CUT),
-                ),
-                (
-                    _attend,
-                    (queries, keys, values, turns, batch, out, out_stride, log2_scale, 1, CUT),
-                ),
-                (load, ((q, k, v), queries, keys, values, batch, CUT)),
+                (_attend, (shared, batch, 0, CUT)),
+                (_attend, (shared, batch, 1, CUT)),
+                (load, ((q, k, v), shared, batch, CUT)),
             ],
             [4, 1],
             [232, 40],
@@ -292,19 +308,10 @@ def prefill_hopper_kernel(
     else:
         gl.warp_specialize(
             [
-                (
-                    _attend,
-                    (queries, keys, values, turns, batch, out, out_stride, log2_scale, 0, CUT),
-                ),
-                (
-                    _attend,
-                    (queries, keys, values, turns, batch, out, out_stride, log2_scale, 1, CUT),
-                ),
-                (
-                    _attend,
-                    (queries, keys, values, turns, batch, out, out_stride, log2_scale, 2, CUT),
-                ),
-                (load, ((q, k, v), queries, keys, values, batch, CUT)),
+                (_attend, (shared, batch, 0, CUT)),
+                (_attend, (shared, batch, 1, CUT)),
+                (_attend, (shared, batch, 2, CUT)),
+                (load, ((q, k, v), shared, batch, CUT)),
             ],
             [4, 4, 1],
             [160, 160, 32],

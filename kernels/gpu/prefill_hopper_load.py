@@ -61,8 +61,18 @@ class Cut:
     def boxes(self) -> int:
         return self.tile // self.box
 
+    @property
+    def score_layout(self) -> gl.NVMMADistributedLayout:
+        return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, self.tile, 16])
+
+    @property
+    def mix_layout(self) -> gl.NVMMADistributedLayout:
+        return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, self.head_dim, 16])
+
 
 class Batch(NamedTuple):
+    """What all parts of a program know."""
+
     query_start: Any
     seq_lens: Any
     block_tables: Any
@@ -75,12 +85,32 @@ class Batch(NamedTuple):
     rounds: Any
     """Pieces of work for each program."""
     window: Any
+    """In tokens; a large number where there is none."""
+    log2_scale: Any
+    out: Any
+    out_stride: Any
 
 
 class Ring(NamedTuple):
     stages: Any
     ready: Any
     free: Any
+
+
+class Shared(NamedTuple):
+    """Memory."""
+
+    query_ring: Ring
+    key_ring: Ring
+    value_ring: Ring
+    turns: Any
+
+
+class Place(NamedTuple):
+    """In a ring: a stage, and the parity of how often it has been filled."""
+
+    slot: Any
+    parity: Any
 
 
 class Work(NamedTuple):
@@ -144,40 +174,39 @@ def work_of(batch, turn, CUT: gl.constexpr):
 
 
 @gluon.jit
-def next_stage(slot, phase, STAGES: gl.constexpr):
-    last = slot + 1 == STAGES
-    return gl.where(last, 0, slot + 1), gl.where(last, phase ^ 1, phase)
-
-
-# -- loading --------------------------------------------------------------------------------------
+def after(place, STAGES: gl.constexpr):
+    last = place.slot + 1 == STAGES
+    return Place(gl.where(last, 0, place.slot + 1), gl.where(last, place.parity ^ 1, place.parity))
 
 
 @gluon.jit
-def _load_queries(source, ring, slot, work, CUT: gl.constexpr):
+def _load_queries(source, ring, place, work, CUT: gl.constexpr):
     """To each warpgroup its tokens, as rows of (token, head). Those behind a row are loaded and not
     stored again."""
     parts: gl.constexpr = CUT.warpgroups * CUT.panels
     shape: gl.constexpr = [CUT.query_stages * parts, CUT.wg_tokens, CUT.pack, PANEL]
     boxes = ring.stages._reinterpret(source.dtype, shape, source.layout)
-    ready = ring.ready.index(slot)
+    mbarrier.wait(ring.free.index(place.slot), place.parity ^ 1)
+    ready = ring.ready.index(place.slot)
     mbarrier.expect(ready, CUT.warpgroups * ROWS * CUT.head_dim * 2)
     for part in gl.static_range(parts):
         token = work.token + part // CUT.panels * CUT.wg_tokens
         at = [token, work.bundle * CUT.pack, part % CUT.panels * PANEL]
-        tma.async_copy_global_to_shared(source, at, ready, boxes.index(slot * parts + part))
+        tma.async_copy_global_to_shared(source, at, ready, boxes.index(place.slot * parts + part))
 
 
 @gluon.jit
-def _load_tile(source, ring, slot, pages, row, CUT: gl.constexpr):
+def _load_tile(source, ring, place, pages, row, CUT: gl.constexpr):
     """A tile of K or V: `row` is where it begins within what a page holds of all heads."""
     parts: gl.constexpr = CUT.panels * CUT.boxes
     shape: gl.constexpr = [CUT.stages * parts, 1, CUT.box, PANEL]
     boxes = ring.stages._reinterpret(source.dtype, shape, source.layout)
-    ready = ring.ready.index(slot)
+    mbarrier.wait(ring.free.index(place.slot), place.parity ^ 1)
+    ready = ring.ready.index(place.slot)
     mbarrier.expect(ready, CUT.tile * CUT.head_dim * 2)
     for part in gl.static_range(parts):
         at = [pages[part % CUT.boxes], row, part // CUT.boxes * PANEL]
-        tma.async_copy_global_to_shared(source, at, ready, boxes.index(slot * parts + part))
+        tma.async_copy_global_to_shared(source, at, ready, boxes.index(place.slot * parts + part))
 
 
 @gluon.jit
@@ -192,27 +221,23 @@ def _pages(table, tile, seq_len, CUT: gl.constexpr):
 
 
 @gluon.jit
-def load(sources, queries, keys, values, batch, CUT: gl.constexpr):
+def load(sources, shared, batch, CUT: gl.constexpr):
+    """The warp that loads, as far ahead as there are stages."""
     q_source, k_source, v_source = sources
     stages: gl.constexpr = CUT.stages
     query_stages: gl.constexpr = CUT.query_stages
-    q_slot = 0
-    q_phase = 0
-    slot = 0
-    phase = 0
+    q_place = Place(0, 0)
+    place = Place(0, 0)
     for turn in range(batch.rounds):
         work = work_of(batch, turn, CUT)
         if work.begin < work.end:
-            mbarrier.wait(queries.free.index(q_slot), q_phase ^ 1)
-            _load_queries(q_source, queries, q_slot, work, CUT)
-            q_slot, q_phase = next_stage(q_slot, q_phase, query_stages)
+            _load_queries(q_source, shared.query_ring, q_place, work, CUT)
+            q_place = after(q_place, query_stages)
             table = batch.block_tables + work.row.to(gl.int64) * batch.table_stride
             head_row = work.bundle * CUT.pack // CUT.group * CUT.page
             for tile in range(work.begin, work.end):
                 pages = _pages(table, tile, work.seq_len, CUT)
                 row = head_row + tile * CUT.tile % CUT.page
-                mbarrier.wait(keys.free.index(slot), phase ^ 1)
-                _load_tile(k_source, keys, slot, pages, row, CUT)
-                mbarrier.wait(values.free.index(slot), phase ^ 1)
-                _load_tile(v_source, values, slot, pages, row, CUT)
-                slot, phase = next_stage(slot, phase, stages)
+                _load_tile(k_source, shared.key_ring, place, pages, row, CUT)
+                _load_tile(v_source, shared.value_ring, place, pages, row, CUT)
+                place = after(place, stages)
