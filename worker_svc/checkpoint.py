@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -12,14 +13,23 @@ from torch import Tensor
 from pagemesh.shared.errors import StartupError
 
 _FLOATS: Final = ("F64", "F32", "F16", "BF16")
+_PART_BYTES: Final = 2**26
+
+
+class Part(NamedTuple):
+    """Some rows of a tensor, in the host's memory: values of any float type."""
+
+    rows: slice
+    values: Tensor
 
 
 class StoredTensor(NamedTuple):
-    """`name` is the Hugging Face name; `copy_to(view)` reads the tensor into a view of `shape`."""
+    """`name` is the Hugging Face name. `parts()` reads the tensor of `shape` piece by piece: no
+    whole copy of it exists, whatever has to be converted or sent elsewhere."""
 
     name: str
     shape: tuple[int, ...]
-    copy_to: Callable[[Tensor], None]
+    parts: Callable[[], Iterator[Part]]
 
 
 def read_safetensors(path: Path) -> Iterator[StoredTensor]:
@@ -33,16 +43,18 @@ def read_safetensors(path: Path) -> Iterator[StoredTensor]:
                         f"{path}: {name} is stored as {entry.get_dtype()}; quantised safetensors "
                         "are not supported, use the unquantised model or a GGUF"
                     )
-                yield StoredTensor(name, tuple(entry.get_shape()), _copier(file, name))
+                yield StoredTensor(name, tuple(entry.get_shape()), partial(_parts, file, name))
     except (SafetensorError, OSError) as error:
         raise damaged(path, error) from error
 
 
-def _copier(file: Any, name: str) -> Callable[[Tensor], None]:
-    def copy_to(view: Tensor) -> None:
-        view.copy_(file.get_tensor(name))
-
-    return copy_to
+def _parts(file: Any, name: str) -> Iterator[Part]:
+    """Views of the mapped file: it is read when they are."""
+    tensor = file.get_tensor(name)
+    step = max(1, _PART_BYTES // tensor[:1].nbytes)
+    for start in range(0, len(tensor), step):
+        rows = slice(start, start + step)
+        yield Part(rows, tensor[rows])
 
 
 def damaged(path: Path, error: Exception) -> StartupError:

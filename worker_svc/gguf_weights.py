@@ -14,7 +14,7 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from torch import Tensor
 
 from pagemesh.shared.errors import StartupError
-from pagemesh.worker_svc.checkpoint import StoredTensor, damaged
+from pagemesh.worker_svc.checkpoint import Part, StoredTensor, damaged
 from pagemesh.worker_svc.models.config import DecoderConfig
 
 _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
@@ -78,9 +78,8 @@ class GGUFWeights:
         for tensor in self._reader.tensors:
             if tensor.name != _ROPE_FACTORS:
                 shape = tuple(int(size) for size in reversed(tensor.shape))
-                yield StoredTensor(
-                    _hugging_face_name(tensor.name), shape, partial(self._copy, tensor)
-                )
+                name = _hugging_face_name(tensor.name)
+                yield StoredTensor(name, shape, partial(self._parts, tensor))
 
     def rope_factors(self) -> Tensor | None:
         """float32[head_dim / 2] dividing the rotary frequencies: how llama.cpp keeps Llama 3's
@@ -90,31 +89,33 @@ class GGUFWeights:
                 return _dequantised(tensor.data, tensor)
         return None
 
-    def _copy(self, tensor: ReaderTensor, view: Tensor) -> None:
-        """Dequantise into `view` in runs of rows, so that no second whole tensor exists."""
-        order = self._row_order(tensor.name, view.shape[0])
-        step = max(1, _CHUNK_ELEMENTS // view[0].numel())
-        for start in range(0, view.shape[0], step):
+    def _parts(self, tensor: ReaderTensor) -> Iterator[Part]:
+        """Dequantised in runs of rows, so that no second whole tensor exists."""
+        n_rows, of_heads = int(tensor.shape[-1]), self._interleaves(tensor.name)
+        step = max(1, _CHUNK_ELEMENTS // (tensor.n_elements // n_rows))
+        if of_heads:  # whole heads
+            step = max(1, step // self._head_dim) * self._head_dim
+        for start in range(0, n_rows, step):
+            rows = slice(start, start + step)
             try:
-                rows = _dequantised(tensor.data[start : start + step], tensor)
+                values = _dequantised(tensor.data[rows], tensor)
             except NotImplementedError as error:
                 raise StartupError(f"{self._path}: {tensor.name}: {error}") from error
-            if order is None:
-                view[start : start + step].copy_(rows)
-            else:
-                view[order[start : start + step]] = rows.to(view)
+            yield Part(rows, self._halves(values) if of_heads else values)
 
-    def _row_order(self, name: str, rows: int) -> Tensor | None:
-        """Where row g of a q or k projection belongs.
+    def _interleaves(self, name: str) -> bool:
+        """Whether the rows of each head stand in llama.cpp's order.
 
         llama.cpp turns neighbouring elements of a head together, Hugging Face elements half a head
         apart, so the converter interleaves the halves for architecture llama (and no other here).
         """
-        if self._architecture != "llama" or not re.search(r"\.attn_[qk]\.(weight|bias)$", name):
-            return None
-        g = torch.arange(rows)
-        in_head = g % self._head_dim
-        return g - in_head + in_head % 2 * (self._head_dim // 2) + in_head // 2
+        projection = re.search(r"\.attn_[qk]\.(weight|bias)$", name)
+        return self._architecture == "llama" and projection is not None
+
+    def _halves(self, rows: Tensor) -> Tensor:
+        """Interleaved rows of whole heads, put back."""
+        pairs = rows.reshape(-1, self._head_dim // 2, 2, *rows.shape[1:])
+        return pairs.transpose(1, 2).reshape(rows.shape)
 
     def _field(self, key: str, default: Any) -> Any:
         field = self._reader.fields.get(key)

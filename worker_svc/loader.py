@@ -8,12 +8,12 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.worker_svc.checkpoint import StoredTensor, read_safetensors
 from pagemesh.worker_svc.gguf_weights import GGUFWeights
+from pagemesh.worker_svc.load_progress import Tell, loading_bar
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.decoder import Decoder
 
@@ -26,37 +26,35 @@ def load_decoder(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
-    progress: bool = True,
+    tell: Tell = lambda doing: None,
 ) -> Decoder:
-    """The decoder of `folder`, in `dtype` on `device`.
+    """The decoder of `folder`, in `dtype` on `device`. `tell` hears how far it is.
 
-    Beside the model itself one stored tensor at most is in memory. `progress` shows a bar when
-    standard error is a terminal. Raises StartupError naming the file when one is missing, truncated
-    or does not fit config.json.
+    Beside the model itself a part of one stored tensor is in memory. Raises StartupError naming the
+    file when one is missing, truncated or does not fit config.json.
     """
-    config = DecoderConfig.from_folder(folder)
-    decoder = Decoder(config, dtype=dtype, device=device)
-    if prepared.weights_format == "dummy":
-        _fill_at_random(decoder)
-    else:
-        _fill(decoder, folder, prepared, progress)
+    decoder = Decoder(DecoderConfig.from_folder(folder), dtype=dtype, device=device)
+    fill_decoder(decoder, folder, prepared, tell)
     return decoder.eval()
 
 
-def _fill(decoder: Decoder, folder: Path, prepared: PreparedModel, progress: bool) -> None:
+def fill_decoder(
+    decoder: Decoder, folder: Path, prepared: PreparedModel, tell: Tell = lambda doing: None
+) -> None:
+    """Load the weights into `decoder`: see `load_decoder`."""
+    if prepared.weights_format == "dummy":
+        _fill_at_random(decoder)
+    else:
+        _fill(decoder, folder, prepared, tell)
+
+
+def _fill(decoder: Decoder, folder: Path, prepared: PreparedModel, tell: Tell) -> None:
     views = dict(decoder.weight_views())
-    bar = tqdm(
-        desc="Loading weights",
-        total=sum(view.nbytes for view in views.values()),
-        unit="B",
-        unit_scale=True,
-        leave=False,
-        disable=None if progress else True,
-    )
-    with bar:
+    with loading_bar(prepared.name, sum(view.nbytes for view in views.values()), tell) as bar:
         for name in prepared.weights:
             for stored in _tensors(decoder, folder / name, prepared.weights_format):
-                bar.update(_place(stored, views, folder / name, decoder.config))
+                for placed_bytes in _place(stored, views, folder / name, decoder.config):
+                    bar.update(placed_bytes)
     if views:
         raise StartupError(
             f"{folder} lacks {min(views)}{_more(len(views) - 1)}: a weights file is missing or "
@@ -78,10 +76,10 @@ def _tensors(decoder: Decoder, path: Path, weights_format: str) -> Iterator[Stor
 
 def _place(
     stored: StoredTensor, views: dict[str, Tensor], path: Path, config: DecoderConfig
-) -> int:
-    """Copy one tensor to its view and strike it off; returns the bytes filled."""
+) -> Iterator[int]:
+    """Copy one tensor to its view, part by part, and strike it off; yields the bytes filled."""
     if _is_redundant(stored.name, config):
-        return 0
+        return
     view = views.pop(stored.name, None)
     if view is None:
         raise StartupError(
@@ -93,8 +91,10 @@ def _place(
             f"{path}: {stored.name} has shape {list(stored.shape)}, config.json asks for "
             f"{list(view.shape)}: weights and config.json belong to different models"
         )
-    stored.copy_to(view)
-    return view.nbytes
+    for rows, values in stored.parts():
+        place = view[rows]
+        place.copy_(values)
+        yield place.nbytes
 
 
 def _is_redundant(name: str, config: DecoderConfig) -> bool:

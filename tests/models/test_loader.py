@@ -14,6 +14,7 @@ from tiny_gguf import write_gguf
 from tiny_models import load, make_model, prepared, same_weights
 
 from pagemesh.shared.errors import StartupError
+from pagemesh.worker_svc import checkpoint, gguf_weights
 from pagemesh.worker_svc.loader import load_decoder
 
 
@@ -56,6 +57,16 @@ def test_sharded_safetensors_equal_the_single_file(saved, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert same_weights(load(tmp_path), whole)
+
+
+@pytest.mark.parametrize("weights_format", ["safetensors", "gguf"])
+def test_tensors_read_in_many_parts_are_the_same(saved, tmp_path, monkeypatch, weights_format):
+    model, folder, whole = saved("llama2")
+    if weights_format == "gguf":
+        folder = gguf_folder(tmp_path, model, "llama")
+    monkeypatch.setattr(checkpoint, "_PART_BYTES", 700)
+    monkeypatch.setattr(gguf_weights, "_CHUNK_ELEMENTS", 700)
+    assert same_weights(load(folder, weights_format), whole)
 
 
 @pytest.mark.parametrize(
