@@ -2,6 +2,9 @@
 
 Lines go to stderr, for a person in a terminal or as JSON otherwise. Each carries the service's
 name, and whatever the task bound: `structlog.contextvars.bind_contextvars(request_id=…)`.
+
+An event with many figures may bring a `table`, a list of (name, value) in words: people see it in
+place of the figures, a line each.
 """
 
 from __future__ import annotations
@@ -74,6 +77,7 @@ def _renderers(settings: LogSettings) -> list[Processor]:
     if not is_human(settings):
         return [
             remove_meta,
+            _without_table,
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ]
@@ -87,9 +91,26 @@ def _renderers(settings: LogSettings) -> list[Processor]:
     return [
         remove_meta,
         drop_origin,
+        _only_table,
         structlog.dev.ConsoleRenderer(
             colors=colors,
             pad_event_to=28,
             exception_formatter=structlog.dev.plain_traceback,
         ),
     ]
+
+
+def _without_table(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    event.pop("table", None)
+    return event
+
+
+def _only_table(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """The table below the name of the event, in place of everything else it carries."""
+    table = event.pop("table", None)
+    if table is None:
+        return event
+    width = max(len(name) for name, _ in table)
+    lines = [f"  {name:<{width}}  {value}" for name, value in table]
+    kept = {name: event[name] for name in ("timestamp", "level") if name in event}
+    return {**kept, "event": "\n".join([event["event"], *lines])}

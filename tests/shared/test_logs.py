@@ -25,6 +25,7 @@ try:
 except ValueError:
     log.exception("failed")
 logging.getLogger("asyncio").info("narration")
+log.info("divided", weights_bytes=5, table=[("weights", "5 bytes"), ("KV pool", "2 MiB: 3 blocks")])
 """
 
 
@@ -49,6 +50,7 @@ def test_without_a_terminal_every_line_is_json() -> None:
         "preempted",
         "from the library",
         "failed",
+        "divided",
     ]
     assert all(line["service"] == "worker" and line["timestamp"] for line in lines)
     assert lines[0] == {**lines[0], "level": "info", "tokens": 3, "logger": "pagemesh.made_up"}
@@ -57,7 +59,7 @@ def test_without_a_terminal_every_line_is_json() -> None:
 
 def test_bound_request_ids_reach_the_libraries_lines_too() -> None:
     ids = [line.get("request_id") for line in lines_of("info", "json")]
-    assert ids == [None, "req-1", "req-1", None]
+    assert ids == [None, "req-1", "req-1", None, None]
 
 
 def test_the_level_hides_what_is_less_severe() -> None:
@@ -77,3 +79,12 @@ def test_people_get_plain_lines() -> None:
 def test_colours_can_be_asked_for_and_refused() -> None:
     assert "\x1b[" in stderr_of("info", "human", FORCE_COLOR="1")
     assert "\x1b[" not in stderr_of("info", "human", FORCE_COLOR="1", NO_COLOR="1")
+
+
+def test_a_table_is_for_people_and_its_figures_for_machines() -> None:
+    (line,) = [line for line in lines_of("info", "json") if line["event"] == "divided"]
+    assert line["weights_bytes"] == 5
+    assert "table" not in line
+    shown = stderr_of("info", "human", NO_COLOR="1").splitlines()[-3:]
+    assert shown[0].rstrip().endswith("divided")
+    assert shown[1:] == ["  weights  5 bytes", "  KV pool  2 MiB: 3 blocks"]
