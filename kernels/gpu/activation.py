@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import cdiv, next_power_of_2, pdl
 from pagemesh.kernels.gpu.splits import load_joined, rounded, split_shape
 
 
@@ -23,7 +22,7 @@ class ActivationConfig:
 
 def choose_config(inner: int) -> ActivationConfig:
     """Eight elements a thread: 16 bytes of a 16-bit type."""
-    block = min(triton.next_power_of_2(inner), 1024)
+    block = min(next_power_of_2(inner), 1024)
     return ActivationConfig(block=block, num_warps=max(block // 256, 1))
 
 
@@ -41,7 +40,7 @@ def silu_mul(
     config = config or choose_config(inner)
     splits, split_stride = split_shape(gate_up)
     if rows:
-        _silu_mul_kernel[(rows * triton.cdiv(inner, config.block),)](
+        _silu_mul_kernel[(rows * cdiv(inner, config.block),)](
             gate_up,
             split_stride,
             out,

@@ -19,7 +19,7 @@ from torch import Tensor
 from pagemesh.kernels.gpu.decode_combine import chunks_at_once, combine, store_heads
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import multiprocessors, pdl
+from pagemesh.kernels.gpu.launch import multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
 _LOG2_E: Final = 1.4426950408889634
@@ -44,7 +44,7 @@ _TUNED: Final = {
 def choose_config(heads: Heads, dtype: torch.dtype, n_multiprocessors: int) -> DecodeConfig:
     """The tuned configuration of a layer. A lone long row is cut into about two pairs of chunk and
     KV head for each multiprocessor."""
-    padded = max(64, triton.next_power_of_2(heads.head_dim))
+    padded = max(64, next_power_of_2(heads.head_dim))
     max_chunks = -(-2 * n_multiprocessors // heads.n_kv_heads)
     return replace(
         _TUNED[padded, dtype.itemsize],
@@ -101,11 +101,11 @@ def decode_attention(
         GROUP=heads.group,
         HEAD_DIM=head_dim,
         PAGE_BITS=block_tokens.bit_length() - 1,
-        M=max(_MIN_ROWS, triton.next_power_of_2(heads.group)),
-        G=triton.next_power_of_2(heads.group),
-        D=triton.next_power_of_2(head_dim),
+        M=max(_MIN_ROWS, next_power_of_2(heads.group)),
+        G=next_power_of_2(heads.group),
+        D=next_power_of_2(head_dim),
         TILE=config.tile_tokens,
-        COLUMNS=triton.next_power_of_2(config.max_chunks),
+        COLUMNS=next_power_of_2(config.max_chunks),
         AT_ONCE=chunks_at_once(heads, config.num_warps),
         PDL=pdl(),
         num_warps=config.num_warps,

@@ -6,11 +6,12 @@ import triton
 import triton.language as tl
 
 from pagemesh.kernels.gpu.decode_plan import Heads
+from pagemesh.kernels.gpu.launch import next_power_of_2
 
 
 def chunks_at_once(heads: Heads, num_warps: int) -> int:
     """How many partial sums are read together: 32 numbers a thread."""
-    numbers: int = triton.next_power_of_2(heads.group) * triton.next_power_of_2(heads.head_dim)
+    numbers: int = next_power_of_2(heads.group) * next_power_of_2(heads.head_dim)
     return max(2, num_warps * 32 * 32 // numbers)
 
 

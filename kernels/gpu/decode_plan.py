@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import multiprocessors, pdl
+from pagemesh.kernels.gpu.launch import cdiv, multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
 ITEM_FIELDS: Final = 4
@@ -124,7 +124,7 @@ def _new_plan(
     rows, most = inputs.n_decode, inputs.max_seq_tokens
     max_chunks = config.chunks(most if window is None else min(most, window))
     plan = DecodePlan.empty(rows, max_chunks, heads, config.programs, inputs.seq_lens.device)
-    _plan_kernel[(triton.cdiv(rows, _ROWS),)](
+    _plan_kernel[(cdiv(rows, _ROWS),)](
         inputs.seq_lens,
         plan.items,
         plan.n_items,
@@ -135,8 +135,8 @@ def _new_plan(
         config.chunk_tokens,
         config.max_chunks,
         N_KV_HEADS=heads.n_kv_heads,
-        HEADS=triton.next_power_of_2(heads.n_kv_heads),
-        COLUMNS=triton.next_power_of_2(config.max_chunks),
+        HEADS=next_power_of_2(heads.n_kv_heads),
+        COLUMNS=next_power_of_2(config.max_chunks),
         ROWS=_ROWS,
         PDL=pdl(),
         launch_pdl=pdl(),

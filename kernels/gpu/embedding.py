@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import next_power_of_2, pdl
 from pagemesh.kernels.gpu.norm import NormConfig, choose_config, normalised
 
 
@@ -37,7 +36,7 @@ def embed_rms_norm(
             total,
             eps,
             HIDDEN=hidden,
-            BLOCK=triton.next_power_of_2(hidden),
+            BLOCK=next_power_of_2(hidden),
             PDL=pdl(),
             num_warps=(config or choose_config(hidden)).num_warps,
             launch_pdl=pdl(),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pagemesh.kernels.gpu.bisection import GROUP, bisect, probe, search
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import cdiv, next_power_of_2, pdl
 from pagemesh.kernels.gpu.row_params import (
     LOG_MIN_P,
     TOP_K,
@@ -62,7 +62,7 @@ def survey(logits: Tensor, rows: SamplingRows, *, edited: bool) -> Survey:
     """Survey of [R, V] `logits`. Those that were `edited` may hold infinities; what was not finite
     before is NaN in them."""
     n_rows, vocab_tokens = logits.shape
-    slices = triton.cdiv(vocab_tokens, GROUP * SLICE_GROUPS)
+    slices = cdiv(vocab_tokens, GROUP * SLICE_GROUPS)
     maxima = logits.new_empty((n_rows, slices * SLICE_GROUPS), dtype=torch.float32)
     masses = logits.new_empty((n_rows, slices, 2), dtype=torch.float32)
     if n_rows > 0:
@@ -107,8 +107,8 @@ def thresholds(
             logits.stride(0),
             n_groups,
             n_slices,
-            GROUPS=triton.next_power_of_2(n_groups),
-            SLICES=triton.next_power_of_2(n_slices),
+            GROUPS=next_power_of_2(n_groups),
+            SLICES=next_power_of_2(n_slices),
             NEAR=config.near_groups,
             FAR=config.far_groups,
             PDL=pdl(),

@@ -13,6 +13,7 @@ from typing import Any
 import triton
 from torch import Tensor
 from triton import knobs
+from triton.runtime import driver
 
 Grid = tuple[int, ...]
 
@@ -54,20 +55,23 @@ class Kernel:
     def _constants(self, n_given: int, options: dict[str, Any]) -> tuple[Any, ...]:
         """Values of the parameters after the first `n_given`, which a compiled variant is given
         too."""
-        return tuple(
-            options.get(param.name, param.default)
-            for param in self._jit.params[n_given:]
-        )
+        return tuple(options.get(param.name, param.default) for param in self._jit.params[n_given:])
 
 
 class _Variant:
+    """Compiled code and what a launch of it needs beside the arguments. Without Triton's hooks for
+    profilers, which see the first launch of a variant only."""
+
     def __init__(self, compiled: Any, constants: tuple[Any, ...]) -> None:
-        self._compiled = compiled
+        self._run = compiled.run
+        self._code = compiled.function, compiled.packed_metadata, None, None, None
         self._constants = constants
+        self._device = driver.active.get_current_device()
 
     def launch(self, grid: Grid, arguments: tuple[Any, ...]) -> None:
-        whole = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
-        self._compiled[whole](*arguments, *self._constants)
+        x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        stream = driver.active.get_current_stream(self._device)
+        self._run(x, y, z, stream, *self._code, *arguments, *self._constants)
 
 
 def _kind(argument: Any) -> object:

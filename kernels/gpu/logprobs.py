@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.filters import centre, is_spoiled
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import cdiv, next_power_of_2, pdl
 from pagemesh.kernels.logprobs import Logprobs
 
 _SLICE: Final = 4096
@@ -46,7 +45,7 @@ def _score(
     logits: Tensor, rows: Tensor, chosen: Tensor, scores: Tensor, ranks: Tensor, finite: Tensor
 ) -> None:
     n, vocab_tokens = len(rows), logits.shape[1]
-    n_slices = triton.cdiv(vocab_tokens, _SLICE)
+    n_slices = cdiv(vocab_tokens, _SLICE)
     sums = logits.new_empty((n, n_slices, 2), dtype=torch.float32)
     above = logits.new_empty((n, n_slices), dtype=torch.int32)
     _slice_kernel[(n_slices, n)](
@@ -74,7 +73,7 @@ def _score(
         vocab_tokens,
         logits.stride(0),
         n_slices,
-        SLICES=triton.next_power_of_2(n_slices),
+        SLICES=next_power_of_2(n_slices),
         PDL=pdl(),
         num_warps=1,
         launch_pdl=pdl(),

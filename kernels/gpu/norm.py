@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import next_power_of_2, pdl
 from pagemesh.kernels.gpu.splits import load_joined, rounded, split_shape
 
 
@@ -24,7 +24,7 @@ class NormConfig:
 
 def choose_config(hidden: int) -> NormConfig:
     """Eight elements a thread: 16 bytes of a 16-bit type."""
-    threads = triton.next_power_of_2(hidden) // 8
+    threads = next_power_of_2(hidden) // 8
     return NormConfig(num_warps=min(max(threads // 32, 1), 16))
 
 
@@ -67,7 +67,7 @@ def _launch(
         normed,
         eps,
         HIDDEN=hidden,
-        BLOCK=triton.next_power_of_2(hidden),
+        BLOCK=next_power_of_2(hidden),
         SPLITS=splits,
         PDL=pdl(),
         num_warps=(config or choose_config(hidden)).num_warps,

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import cdiv, pdl
 from pagemesh.kernels.gpu.row_params import (
     COUNT_ROW,
     FREQUENCY,
@@ -34,7 +34,7 @@ def widen(logits: Tensor) -> Tensor:
     n_rows, vocab_tokens = logits.shape
     wide = torch.empty_like(logits, dtype=torch.float32)
     if n_rows > 0:
-        _widen_kernel[(triton.cdiv(vocab_tokens, _SLICE), n_rows)](
+        _widen_kernel[(cdiv(vocab_tokens, _SLICE), n_rows)](
             logits,
             wide,
             vocab_tokens,
@@ -55,7 +55,7 @@ def add_edits(logits: Tensor, edits: Tensor) -> None:
     """
     n_edits = edits.shape[1]
     if n_edits > 0:
-        _edit_kernel[(triton.cdiv(n_edits, _EDITS),)](
+        _edit_kernel[(cdiv(n_edits, _EDITS),)](
             logits,
             edits,
             n_edits,
@@ -73,7 +73,7 @@ def apply_penalties(
     which each row names its own."""
     n_rows, vocab_tokens = logits.shape
     if n_rows > 0:
-        _penalise_kernel[(triton.cdiv(vocab_tokens, _SLICE), n_rows)](
+        _penalise_kernel[(cdiv(vocab_tokens, _SLICE), n_rows)](
             logits,
             rows.params,
             rows.slots,

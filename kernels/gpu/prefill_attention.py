@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
 LOG2_E: Final = math.log2(math.e)
@@ -117,7 +117,7 @@ def prefill_attention(
 
 
 def _padded(head_dim: int) -> int:
-    return int(triton.next_power_of_2(head_dim))
+    return int(next_power_of_2(head_dim))
 
 
 @kernel(do_not_specialize=["n_tokens", "n_rows", "n_decode", "table_stride", "window"])

@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import cdiv, next_power_of_2, pdl
 from pagemesh.kernels.gpu.splits import load_joined, rounded, split_shape
 
 
@@ -30,7 +29,7 @@ class RopeStoreConfig:
 def choose_config(head_dim: int) -> RopeStoreConfig:
     """Two times eight elements a thread: 16 bytes of a 16-bit type from each half of a head."""
     heads = 8
-    threads = heads * triton.next_power_of_2(head_dim) // 16
+    threads = heads * next_power_of_2(head_dim) // 16
     return RopeStoreConfig(heads=heads, num_warps=max(threads // 32, 1))
 
 
@@ -56,7 +55,7 @@ def rope_store(
         return q
     config = config or choose_config(head_dim)
     splits, split_stride = split_shape(qkv)
-    programs = triton.cdiv(n_heads, config.heads) + 2 * triton.cdiv(n_kv_heads, config.heads)
+    programs = cdiv(n_heads, config.heads) + 2 * cdiv(n_kv_heads, config.heads)
     _rope_store_kernel[(tokens * programs,)](
         qkv,
         split_stride,
@@ -75,7 +74,7 @@ def rope_store(
         HEAD_DIM=head_dim,
         BLOCK_TOKENS=block_tokens,
         HEADS=config.heads,
-        HALF=triton.next_power_of_2(head_dim // 2),
+        HALF=next_power_of_2(head_dim // 2),
         SPLITS=splits,
         PDL=pdl(),
         num_warps=config.num_warps,

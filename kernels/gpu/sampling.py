@@ -18,7 +18,7 @@ from torch import Tensor
 from pagemesh.kernels.gpu.bisection import GROUP
 from pagemesh.kernels.gpu.filters import Survey, survey, thresholds
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import pdl
+from pagemesh.kernels.gpu.launch import cdiv, next_power_of_2, pdl
 from pagemesh.kernels.gpu.noise import gumbel_bound, gumbel_of_bits, row_key, token_bits
 from pagemesh.kernels.gpu.row_params import SEED, SamplingRows, is_random, load_scale, params_of
 
@@ -66,7 +66,7 @@ def sample_rows(
         return
     config = config or choose_config(n_rows)
     found = survey(logits, rows, edited=edited) if filtered else None
-    n_slices = triton.cdiv(vocab_tokens, config.slice_tokens)
+    n_slices = cdiv(vocab_tokens, config.slice_tokens)
     best = logits.new_empty((n_rows, n_slices), dtype=torch.float32)
     best_ids = logits.new_empty((n_rows, n_slices), dtype=torch.int32)
     _draw(logits, rows, found, best, best_ids, edited, config)
@@ -79,7 +79,7 @@ def sample_rows(
         n_slices,
         out.result.stride(0),
         out.token_ids.shape[1],
-        SLICES=triton.next_power_of_2(n_slices),
+        SLICES=next_power_of_2(n_slices),
         PDL=pdl(),
         num_warps=1,
         launch_pdl=pdl(),

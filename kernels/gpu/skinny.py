@@ -12,11 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
-from triton import cdiv
 
 from pagemesh.kernels.activation import silu_mul
 from pagemesh.kernels.gpu.kernel import kernel
-from pagemesh.kernels.gpu.launch import multiprocessors, pdl
+from pagemesh.kernels.gpu.launch import cdiv, multiprocessors, pdl
 from pagemesh.kernels.gpu.skinny_config import (
     Launch,
     SkinnyConfig,

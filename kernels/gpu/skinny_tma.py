@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from triton import cdiv, knobs
+from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pagemesh.kernels.gpu.launch import multiprocessors, pdl
+from pagemesh.kernels.gpu.launch import cdiv, multiprocessors, pdl
 from pagemesh.kernels.gpu.skinny_config import Launch, SkinnyConfig
 
 _GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from pagemesh.kernels.gpu import kernel as launching
 from pagemesh.kernels.gpu.kernel import Kernel, kernel
+
+STREAM = 7
 
 
 class FakeJit:
@@ -30,11 +33,23 @@ class FakeJit:
 
 
 class FakeCompiled:
+    function, packed_metadata = "code", "metadata"
+
     def __init__(self, jit: FakeJit, number: int) -> None:
         self._jit, self._number = jit, number
 
-    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        return lambda *arguments: self._jit.launched.append((self._number, grid, arguments))
+    def run(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        assert (stream, *rest[:5]) == (STREAM, "code", "metadata", None, None, None)
+        self._jit.launched.append((self._number, (x, y, z), rest[5:]))
+
+
+@pytest.fixture(autouse=True)
+def no_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.node.get_closest_marker("gpu"):
+        active = SimpleNamespace(
+            get_current_device=lambda: 0, get_current_stream=lambda device: STREAM
+        )
+        monkeypatch.setattr(launching, "driver", SimpleNamespace(active=active))
 
 
 def test_a_second_launch_takes_what_the_first_compiled() -> None:
@@ -79,7 +94,7 @@ def test_on_a_card() -> None:
     import triton.language as tl
 
     @kernel()
-    def add(x, out, n, by, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    def add(x, out, n, by, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
         i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + i, tl.load(x + i, mask=i < n) + by, mask=i < n)
 
