@@ -1,301 +1,301 @@
 """Prefill attention over pages: TFLOP/s of the products that a causal mask leaves, bfloat16.
 
-    python benchmarks/gpu/prefill_attention.py --compile-only
     python benchmarks/gpu/prefill_attention.py
+    python benchmarks/gpu/prefill_attention.py --compile-only
 
-First the kernel is held against its reference in float32, and the bits of a prompt computed in
-chunks and in blocks of another size against the whole. Then every configuration runs on scattered
-pages, launched many times in one CUDA graph over more buffers than the L2 cache holds, next to
-torch's SDPA on contiguous keys and values. `--compile-only` fills Triton's cache from several
-processes.
+First everything is compiled, in several processes. Then the Triton kernel and the one for Hopper
+are held against the reference in float32, and the bits of a prompt computed in chunks, in blocks of
+another size, and again, against the whole. Then they run on scattered pages, launched many times in
+one CUDA graph over more buffers than the L2 cache holds, next to torch's SDPA on contiguous keys
+and values, and on pages that are gathered first. At the end come the configurations of the Hopper
+kernel that are fastest, as the table in prefill_hopper.py has them.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, replace
 from functools import partial
-from itertools import pairwise
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 from parts.agreement import relative_error
-from parts.card_clock import launch_us
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from parts.prefill_cells import CASES, DTYPE, Attention, Layer, Prompts, chunks, prompts, teraflops
+from parts.prefill_cells import step_inputs as inputs_of
+from parts.prefill_libraries import contiguous, gathered
+from torch.nn.attention import SDPBackend
 
 from pagemesh.kernels.attention import paged_attention
-from pagemesh.kernels.gpu.prefill_attention import PrefillConfig, choose_config, prefill_attention
-from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.kernels.gpu import prefill_attention as triton_kernel
+from pagemesh.kernels.gpu import prefill_hopper as hopper_kernel
+from pagemesh.kernels.gpu.prefill_attention import PrefillConfig, prefill_attention
+from pagemesh.kernels.gpu.prefill_hopper import HopperConfig, prefill_attention_hopper
+from pagemesh.kernels.gpu.skinny_tma import is_hopper
 
-DEVICE = "cuda"
-DTYPE = torch.bfloat16
-N_HEADS, N_KV_HEADS = 32, 8
-GROUP = N_HEADS // N_KV_HEADS
+# The first of each head dim has all its configurations measured, on pages of 16 tokens.
+LAYERS = [Layer(32, 8, 128), Layer(9, 3, 64), Layer(16, 8, 128), Layer(32, 8, 64)]
+WIDE = Layer(8, 2, 256)
+"""Only the Triton kernel has it; held against the reference, not timed."""
 BLOCK_TOKENS = [16, 64]
-CHUNK_TOKENS = 2048
 L2_BYTES = 60e6
 LAUNCHES = 8
 """In a graph, at least."""
+REPLAYS = 7
 MAX_ERROR = 5e-3
 """||kernel - reference|| / ||reference||."""
 COMPILERS = 14
+WINDOW = 1000
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
-CONFIGS = {
+TRITON_CONFIGS = {
+    64: [PrefillConfig(128, 64, 8, 3), PrefillConfig(128, 128, 8, 2)],
+    128: [PrefillConfig(128, 128, 8, 2), PrefillConfig(128, 64, 8, 3)],
+    256: [PrefillConfig(128, 64, 8, 2), PrefillConfig(64, 64, 4, 2)],
+}
+_NARROW, _WIDE = HopperConfig(stages=4), HopperConfig()
+HOPPER_CONFIGS = {
     64: [
-        PrefillConfig(128, 64, 8, 2),
-        PrefillConfig(128, 64, 8, 3),
-        PrefillConfig(128, 64, 4, 2),
-        PrefillConfig(128, 128, 8, 2),
-        PrefillConfig(128, 128, 8, 3),
-        PrefillConfig(64, 64, 4, 2),
-        PrefillConfig(64, 64, 4, 3),
-        PrefillConfig(64, 128, 4, 2),
+        _NARROW,
+        replace(_NARROW, turns=False),
+        replace(_NARROW, warpgroups=3),
+        replace(_NARROW, warpgroups=3, turns=False),
+        replace(_NARROW, query_stages=1),
     ],
     128: [
-        PrefillConfig(128, 32, 8, 3),
-        PrefillConfig(128, 64, 8, 2),
-        PrefillConfig(128, 64, 8, 3),
-        PrefillConfig(128, 64, 8, 5),
-        PrefillConfig(128, 128, 8, 2),
-        PrefillConfig(64, 64, 4, 2),
-        PrefillConfig(64, 64, 4, 3),
-        PrefillConfig(64, 128, 4, 2),
-    ],
-    256: [
-        PrefillConfig(128, 32, 8, 2),
-        PrefillConfig(128, 64, 8, 2),
-        PrefillConfig(64, 32, 4, 2),
-        PrefillConfig(64, 64, 4, 2),
+        _WIDE,
+        replace(_WIDE, turns=False),
+        replace(_WIDE, pack=False),
+        replace(_WIDE, query_stages=1),
+        replace(_WIDE, tile_tokens=64, stages=4),
     ],
 }
 
-Rows = list[tuple[int, int]]
-"""(query tokens, context tokens) of each row of a step."""
+
+def kernels(head_dim: int) -> dict[str, Attention]:
+    """As the product calls them."""
+    named: dict[str, Attention] = {"triton": prefill_attention}
+    if is_hopper() and head_dim in hopper_kernel.HEAD_DIMS:
+        named["hopper"] = prefill_attention_hopper
+    return named
 
 
-def chunks(n_tokens: int, chunk_tokens: int) -> list[Rows]:
-    bounds = [*range(0, n_tokens, chunk_tokens), n_tokens]
-    return [[(stop - start, stop)] for start, stop in pairwise(bounds)]
+def configured(head_dim: int) -> dict[str, Attention]:
+    """By name, with every configuration."""
+    named: dict[str, Attention] = {
+        f"triton {', '.join(map(str, astuple(c)))}": partial(prefill_attention, config=c)
+        for c in TRITON_CONFIGS[head_dim]
+    }
+    if "hopper" in kernels(head_dim):
+        for c in HOPPER_CONFIGS[head_dim]:
+            named[f"hopper {config_text(c)}"] = partial(prefill_attention_hopper, config=c)
+    return named
 
 
-# Each is a list of steps over the same pages.
-CASES: dict[str, list[Rows]] = {
-    "1k": [[(1024, 1024)]],
-    "4k": [[(4096, 4096)]],
-    "8k": [[(8192, 8192)]],
-    "8k by 2k": chunks(8192, CHUNK_TOKENS),
-    "64 x 128": [[(128, 128)] * 64],
-}
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """q and out hold the tokens of all steps, one after the other."""
-
-    q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    out: Tensor
-    steps: list[AttentionInputs]
-
-    def run(self, config: PrefillConfig | None = None) -> None:
-        first = 0
-        for inputs in self.steps:
-            tokens = slice(first, first + inputs.slot_mapping.shape[0])
-            prefill_attention(
-                self.q[tokens],
-                self.k_cache,
-                self.v_cache,
-                inputs,
-                scale=self.q.shape[2] ** -0.5,
-                out=self.out[tokens],
-                config=config,
-            )
-            first = tokens.stop
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(x.nbytes for x in (self.q, self.k_cache, self.v_cache, self.out))
-
-
-def prompts(steps: list[Rows], head_dim: int, block_tokens: int) -> Prompts:
-    """Random, on scattered pages; the output is poisoned."""
-    spans = [-(-context // block_tokens) for _, context in steps[-1]]
-    blocks = torch.randperm(sum(spans), dtype=torch.int32) + 1
-    tables = torch.zeros(len(spans), max(spans), dtype=torch.int32)
-    for table, row_blocks in zip(tables, blocks.split(spans), strict=True):
-        table[: len(row_blocks)] = row_blocks
-    shape = (sum(spans) + 1, N_KV_HEADS, block_tokens, head_dim)
-    k_cache, v_cache = (torch.randn(shape, dtype=DTYPE, device=DEVICE) for _ in range(2))
-    n_tokens = sum(n for rows in steps for n, _ in rows)
-    q = torch.randn(n_tokens, N_HEADS, head_dim, dtype=DTYPE, device=DEVICE)
-    inputs = [step_inputs(rows, tables.to(DEVICE)) for rows in steps]
-    return Prompts(q, k_cache, v_cache, torch.full_like(q, torch.nan), inputs)
-
-
-def step_inputs(rows: Rows, tables: Tensor) -> AttentionInputs:
-    starts = torch.tensor([0, *(n for n, _ in rows)]).cumsum(0)
-    return AttentionInputs(
-        query_start=starts.to(DEVICE, torch.int32),
-        seq_lens=torch.tensor([c for _, c in rows], dtype=torch.int32, device=DEVICE),
-        block_tables=tables,
-        slot_mapping=torch.full((int(starts[-1]),), -1, device=DEVICE),
-        max_query_tokens=max(n for n, _ in rows),
-        max_seq_tokens=max(c for _, c in rows),
-        n_decode=0,
-    )
-
-
-def teraflops(steps: list[Rows], head_dim: int) -> float:
-    """Of both products, over the keys that each query sees."""
-    pairs = sum(n * (c - n) + n * (n + 1) // 2 for rows in steps for n, c in rows)
-    return 4 * pairs * N_HEADS * head_dim / 1e12
+def config_text(c: HopperConfig) -> str:
+    marks = ("turns" if c.turns else "") + (" pack" if c.pack else "")
+    return f"{c.tile_tokens}x{c.stages} q{c.query_stages} w{c.warpgroups} {marks}"
 
 
 # -- correctness ----------------------------------------------------------------------------------
 
 
+def checked() -> Iterator[tuple[Layer, int, int | None]]:
+    """(layer, tokens of a page, window)."""
+    for layer in (*LAYERS, WIDE):
+        yield from ((layer, block_tokens, None) for block_tokens in BLOCK_TOKENS)
+    for layer in (*LAYERS[:2], WIDE):
+        yield from ((layer, block_tokens, WINDOW) for block_tokens in (16, 128))
+
+
 def check() -> None:
-    rows = [(1, 1), (130, 130), (0, 0), (700, 3001), (1000, 1000), (5, 4096)]
-    for head_dim in CONFIGS:
-        for block_tokens in BLOCK_TOKENS:
-            for window in (None, 1000):
-                error = error_of(rows, head_dim, block_tokens, window)
-                assert error < MAX_ERROR, (head_dim, block_tokens, window, error)
-        check_bits(head_dim)
-    print(f"as the reference (errors below {MAX_ERROR}), with the same bits in chunks")
+    rows = [(1, 1), (130, 130), (0, 0), (700, 3001), (1000, 1000), (5, 4096), (33, 2049)]
+    for layer, block_tokens, window in checked():
+        batch = prompts([rows], layer, block_tokens)
+        expected = reference(batch, window)
+        for name, attention in kernels(layer.head_dim).items():
+            batch.out.fill_(torch.nan)
+            batch.run(attention, window)
+            error = relative_error(batch.out, expected)
+            assert error < MAX_ERROR, (name, layer, block_tokens, window, error)
+    for layer in (*LAYERS, WIDE):
+        check_bits(layer)
+    print(f"as the reference (errors below {MAX_ERROR}), with the same bits in chunks", flush=True)
 
 
-def error_of(rows: Rows, head_dim: int, block_tokens: int, window: int | None) -> float:
-    batch = prompts([rows], head_dim, block_tokens)
-    caches = batch.k_cache, batch.v_cache
-    options = {"scale": head_dim**-0.5, "window": window}
-    prefill_attention(batch.q, *caches, batch.steps[0], **options, out=batch.out)
-    exact = (x.float() for x in (batch.q, *caches))
-    return relative_error(batch.out, paged_attention(*exact, batch.steps[0], **options))
+def reference(batch: Prompts, window: int | None) -> torch.Tensor:
+    """In float32; what lies behind a row's last token is not used."""
+    exact = (x.float() for x in (batch.q, batch.k_cache, batch.v_cache))
+    return paged_attention(*exact, batch.steps[0], scale=batch.q.shape[2] ** -0.5, window=window)
 
 
-def check_bits(head_dim: int) -> None:
-    chunked = prompts(chunks(4000, 333), head_dim, BLOCK_TOKENS[0])
-    chunked.run()
-    for rows in (1024, 1):
-        config = choose_config(DTYPE, head_dim, rows)
-        out = torch.full_like(chunked.out, torch.nan)
-        whole = step_inputs([(4000, 4000)], chunked.steps[0].block_tables)
-        Prompts(chunked.q, chunked.k_cache, chunked.v_cache, out, [whole]).run(config)
-        assert torch.equal(out, chunked.out), config
+def check_bits(layer: Layer) -> None:
+    """Of the configurations with the same tiles: the others may sum in another order."""
+    chunked = prompts(chunks(4000, 333), layer, BLOCK_TOKENS[0])
+    whole = inputs_of([(4000, 4000)], chunked.steps[0].block_tables)
+    for attention in kernels(layer.head_dim).values():
+        chunked.run(attention)
+        for again in same_bits(attention, layer.head_dim):
+            out = torch.full_like(chunked.out, torch.nan)
+            replace(chunked, out=out, steps=[whole]).run(again)
+            assert torch.equal(out, chunked.out), (layer, again)
+
+
+def same_bits(attention: Attention, head_dim: int) -> list[Attention]:
+    if attention is prefill_attention:
+        chosen = (triton_kernel.choose_config(DTYPE, head_dim, rows) for rows in (1024, 1))
+        return [partial(attention, config=c) for c in chosen]
+    tile_tokens = hopper_kernel.choose_config(head_dim).tile_tokens
+    alike = [c for c in HOPPER_CONFIGS[head_dim] if c.tile_tokens == tile_tokens]
+    return [attention, attention, *(partial(attention, config=c) for c in alike)]
 
 
 # -- speed ----------------------------------------------------------------------------------------
 
 
-def turns_s(runs: list[Callable[[], object]]) -> float:
-    """One run's time, from a graph of all of them in turn."""
+def median_s(runs: list[Callable[[], object]]) -> float:
+    """One run's time, from replays of a graph of all of them in turn."""
+    for run in runs:
+        run()
+    graph = torch.cuda.CUDAGraph()
     n_runs = max(LAUNCHES, len(runs))
-    return launch_us([runs[i % len(runs)] for i in range(n_runs)]) / 1e6
+    with torch.cuda.graph(graph):
+        for i in range(n_runs):
+            runs[i % len(runs)]()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(REPLAYS):
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return statistics.median(times) / n_runs / 1e3
 
 
-def kernel_rates(head_dim: int, block_tokens: int) -> Iterator[tuple[PrefillConfig, list[float]]]:
-    """TFLOP/s of each configuration in each case."""
+def buffers(layer: Layer, block_tokens: int) -> list[list[Prompts]]:
+    """Of every case, as many as do not fit the L2 cache together."""
     batches = []
     for steps in CASES.values():
-        one = prompts(steps, head_dim, block_tokens)
-        others = range(int(L2_BYTES // one.n_bytes))
-        batches.append([one, *(prompts(steps, head_dim, block_tokens) for _ in others)])
-    for config in CONFIGS[head_dim]:
-        times = [turns_s([partial(b.run, config) for b in batch]) for batch in batches]
-        yield config, rates(head_dim, times)
+        one = prompts(steps, layer, block_tokens)
+        others = range(min(LAUNCHES, int(L2_BYTES // one.n_bytes)))
+        batches.append([one, *(prompts(steps, layer, block_tokens) for _ in others)])
+    return batches
 
 
-def rates(head_dim: int, times_s: list[float]) -> list[float]:
-    """TFLOP/s in each case."""
-    work = (teraflops(steps, head_dim) for steps in CASES.values())
-    return [done / time_s for done, time_s in zip(work, times_s, strict=True)]
+def kernel_rates(
+    layer: Layer, batches: list[list[Prompts]], named: dict[str, Attention]
+) -> Iterator[tuple[str, list[float]]]:
+    for name, attention in named.items():
+        times = [median_s([partial(b.run, attention) for b in batch]) for batch in batches]
+        yield name, rates(layer, times)
 
 
-def sdpa_s(steps: list[Rows], head_dim: int, backend: SDPBackend) -> float:
-    """Contiguous; NaN where the backend does not take it, and for chunks, since torch's causal mask
-    begins at the first key."""
-    if len(steps) > 1:
-        return math.nan
-    n_rows, (n_tokens, _) = len(steps[0]), steps[0][0]
-    q, k, v = (
-        torch.randn(n_rows, heads, n_tokens, head_dim, dtype=DTYPE, device=DEVICE)
-        for heads in (N_HEADS, N_KV_HEADS, N_KV_HEADS)
-    )
-    sdpa = partial(scaled_dot_product_attention, q, k, v, is_causal=True, enable_gqa=True)
-    with sdpa_kernel(backend), suppress(RuntimeError):
-        return turns_s([sdpa])
+def library_rates(layer: Layer, batches: list[list[Prompts]]) -> Iterator[tuple[str, list[float]]]:
+    for name, backend in BACKENDS.items():
+        times = [library_s(contiguous, [steps], layer, backend) for steps in CASES.values()]
+        yield f"{name}, contiguous", rates(layer, times)
+        times = [
+            library_s(gathered, [(b, steps) for b in batch], layer, backend)
+            for steps, batch in zip(CASES.values(), batches, strict=True)
+        ]
+        yield f"{name}, gathered", rates(layer, times)
+
+
+def library_s(
+    call: Callable[..., Callable[[], object]],
+    inputs: list[Any],
+    layer: Layer,
+    backend: SDPBackend,
+) -> float:
+    """NaN where the library does not take it."""
+    with suppress(RuntimeError, ValueError, NotImplementedError):
+        return median_s([call(one, layer, backend) for one in inputs])
     return math.nan
 
 
-def line(head_dim: int, block_tokens: int | None, what: str, teraflops_s: list[float]) -> str:
-    cells = "".join(f"{rate:10.0f}" for rate in teraflops_s)
-    return f"{head_dim:8} {block_tokens or '':>5} {what:24}{cells}"
+def rates(layer: Layer, times_s: list[float]) -> list[float]:
+    """TFLOP/s in each case."""
+    work = (teraflops(steps, layer) for steps in CASES.values())
+    return [done / time_s for done, time_s in zip(work, times_s, strict=True)]
+
+
+def line(layer: Layer, block_tokens: int, what: str, teraflops_s: list[float]) -> str:
+    cells = "".join(f"{rate:12.0f}" for rate in teraflops_s)
+    return f"{layer!s:12} {block_tokens:4} {what:28}{cells}"
 
 
 def sweep() -> None:
-    cells = "".join(f"{name:>10}" for name in CASES)
-    print(f"head dim  page {'rows, tile, warps, stages':24}{cells}   TFLOP/s")
-    for head_dim in CONFIGS:
+    cells = "".join(f"{name:>12}" for name in CASES)
+    print(f"{'heads':12} page {'':28}{cells}   TFLOP/s")
+    swept: set[int] = set()
+    best: dict[int, str] = {}
+    for layer in LAYERS:
         for block_tokens in BLOCK_TOKENS:
-            for c, reached in kernel_rates(head_dim, block_tokens):
-                what = f"{c.block_rows}, {c.tile_tokens}, {c.num_warps}, {c.num_stages}"
-                print(line(head_dim, block_tokens, what, reached), flush=True)
-        for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION):
-            times = [sdpa_s(steps, head_dim, backend) for steps in CASES.values()]
-            print(line(head_dim, None, backend.name.lower(), rates(head_dim, times)), flush=True)
+            batches = buffers(layer, block_tokens)
+            first = layer.head_dim not in swept
+            named = (configured if first else kernels)(layer.head_dim)
+            reached = {}
+            for what, rate in kernel_rates(layer, batches, named):
+                reached[what] = rate
+                print(line(layer, block_tokens, what, rate), flush=True)
+            if first:
+                best[layer.head_dim] = fastest(reached, layer.head_dim)
+                for what, rate in library_rates(layer, batches):
+                    print(line(layer, block_tokens, what, rate), flush=True)
+            swept.add(layer.head_dim)
+    print("\n".join(f"    {head_dim}: {entry}," for head_dim, entry in best.items()))
+
+
+def fastest(reached: dict[str, list[float]], head_dim: int) -> str:
+    """Of the Hopper configurations, by the geometric mean of all cases."""
+    entries = {f"hopper {config_text(c)}": repr(c) for c in HOPPER_CONFIGS[head_dim]}
+    means = {w: statistics.geometric_mean(r) for w, r in reached.items() if w in entries}
+    return entries[max(means, key=lambda what: means[what])] if means else "-"
 
 
 # -- compiling ------------------------------------------------------------------------------------
 
 
 def compile_variant(
-    head_dim: int, block_tokens: int, config: PrefillConfig, window: int | None
+    layer: Layer, block_tokens: int, attention: Attention, window: int | None
 ) -> None:
-    batch = prompts([[(1, 1)]], head_dim, block_tokens)
-    scale = head_dim**-0.5
-    prefill_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.steps[0],
-        scale=scale,
-        window=window,
-        out=batch.out,
-        config=config,
-    )
+    prompts([[(1, 1)]], layer, block_tokens).run(attention, window)
     torch.cuda.synchronize()
 
 
+def variants() -> Iterator[tuple[Layer, int, Attention, int | None]]:
+    for layer, block_tokens, window in checked():
+        for attention in kernels(layer.head_dim).values():
+            yield layer, block_tokens, attention, window
+    for layer in (*LAYERS, WIDE):
+        for attention in kernels(layer.head_dim).values():
+            for again in same_bits(attention, layer.head_dim):
+                yield layer, BLOCK_TOKENS[0], again, None
+    for layer in LAYERS[:2]:
+        for attention in configured(layer.head_dim).values():
+            yield layer, BLOCK_TOKENS[0], attention, None
+
+
 def compile_all() -> None:
-    chosen = {
-        head_dim: {choose_config(DTYPE, head_dim, rows) for rows in (1, 1024)}
-        for head_dim in CONFIGS
-    }
-    variants = [
-        (head_dim, block_tokens, config, window)
-        for head_dim in CONFIGS
-        for block_tokens in BLOCK_TOKENS
-        for window in (None, 1000)
-        for config in chosen[head_dim] | (set() if window else set(CONFIGS[head_dim]))
-    ]
+    start = time.monotonic()
+    todo = list(variants())
     with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:
-        list(pool.map(compile_variant, *zip(*variants, strict=True)))
-    print(f"compiled {len(variants)} variants")
+        list(pool.map(compile_variant, *zip(*todo, strict=True)))
+    print(f"compiled {len(todo)} variants in {time.monotonic() - start:.0f} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--compile-only", action="store_true", help="fill Triton's cache")
+    compile_all()
     if parser.parse_args().compile_only:
-        compile_all()
         return
     torch.manual_seed(0)
     check()
