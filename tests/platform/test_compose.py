@@ -110,3 +110,11 @@ def test_every_target_is_a_stage_with_the_right_extra() -> None:
 
 def test_the_images_variables_are_no_unknown_settings() -> None:
     assert ENV_PREFIX not in DOCKERFILE
+
+
+def test_the_worker_may_have_a_gpu() -> None:
+    gpu: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text())
+    assert gpu["services"].keys() == {"worker"} <= COMPOSE["services"].keys()
+    [device] = gpu["services"]["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert interpolated(device["device_ids"][0], {}) == "0"
