@@ -19,7 +19,7 @@ from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import cdiv, multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
-ITEM_FIELDS: Final = 4
+_ITEM_FIELDS: Final = 4
 # Rows that take turns, chunk by chunk.
 _ROWS: Final = 16
 # 32-bit registers of a multiprocessor, of every card since Kepler.
@@ -95,10 +95,10 @@ class DecodePlan:
         cls, rows: int, max_chunks: int, heads: Heads, programs: int, device: torch.device
     ) -> DecodePlan:
         slots = (rows, heads.n_kv_heads, max_chunks, heads.group)
-        read_ahead = -(-programs // heads.n_kv_heads)
-        n_items = rows * max_chunks + read_ahead
+        read_ahead = cdiv(programs, heads.n_kv_heads)
+        room = rows * max_chunks + read_ahead
         return cls(
-            items=torch.empty(n_items, ITEM_FIELDS, dtype=torch.int32, device=device),
+            items=torch.empty(room, _ITEM_FIELDS, dtype=torch.int32, device=device),
             n_items=torch.empty(1, dtype=torch.int32, device=device),
             arrived=torch.empty(rows, heads.n_kv_heads, dtype=torch.int32, device=device),
             sums=torch.empty(*slots, heads.head_dim, dtype=torch.float32, device=device),

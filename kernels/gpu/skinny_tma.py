@@ -186,6 +186,7 @@ def fits_tma(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> bool
 def tma_launch(
     x: Tensor, w: Tensor, bias: Tensor | None, out: Tensor, config: SkinnyConfig, *, gated: bool
 ) -> Launch:
+    """Of a layer that `fits_tma`; `out` is [rows, n], or float32 [splits, rows, n]."""
     rows, k = x.shape
     n = out.shape[-1]
     block_r = config.rows_tile(rows)
