@@ -303,7 +303,7 @@ def prefill_hopper_kernel(
                 (load, ((q, k, v), shared, batch, CUT)),
             ],
             [4, 1],
-            [232, 40],
+            [224, 56],
         )
     else:
         gl.warp_specialize(

@@ -196,14 +196,16 @@ def _load_queries(source, ring, place, work, CUT: gl.constexpr):
 
 
 @gluon.jit
-def _load_tile(source, ring, place, pages, row, CUT: gl.constexpr):
-    """A tile of K or V: `row` is where it begins within what a page holds of all heads."""
+def _load_tile(source, ring, place, tile, pages, head, CUT: gl.constexpr):
+    """A tile of K or V of a KV head."""
     parts: gl.constexpr = CUT.panels * CUT.boxes
     shape: gl.constexpr = [CUT.stages * parts, 1, CUT.box, PANEL]
     boxes = ring.stages._reinterpret(source.dtype, shape, source.layout)
     mbarrier.wait(ring.free.index(place.slot), place.parity ^ 1)
     ready = ring.ready.index(place.slot)
     mbarrier.expect(ready, CUT.tile * CUT.head_dim * 2)
+    # Within what a page holds of all heads.
+    row = head * CUT.page + tile * CUT.tile % CUT.page
     for part in gl.static_range(parts):
         at = [pages[part % CUT.boxes], row, part // CUT.boxes * PANEL]
         tma.async_copy_global_to_shared(source, at, ready, boxes.index(place.slot * parts + part))
@@ -221,10 +223,29 @@ def _pages(table, tile, seq_len, CUT: gl.constexpr):
 
 
 @gluon.jit
+def _load_work(k_source, v_source, shared, place, batch, work, CUT: gl.constexpr):
+    """Keys and values in the order in which they are needed: of a tile, the keys come before the
+    values of the tile before. Returns where the rings are then."""
+    stages: gl.constexpr = CUT.stages
+    table = batch.block_tables + work.row.to(gl.int64) * batch.table_stride
+    head = work.bundle * CUT.pack // CUT.group
+    pages = _pages(table, work.begin, work.seq_len, CUT)
+    _load_tile(k_source, shared.key_ring, place, work.begin, pages, head, CUT)
+    for tile in range(work.begin + 1, work.end):
+        next_pages = _pages(table, tile, work.seq_len, CUT)
+        next_place = after(place, stages)
+        _load_tile(k_source, shared.key_ring, next_place, tile, next_pages, head, CUT)
+        _load_tile(v_source, shared.value_ring, place, tile - 1, pages, head, CUT)
+        pages = next_pages
+        place = next_place
+    _load_tile(v_source, shared.value_ring, place, work.end - 1, pages, head, CUT)
+    return after(place, stages)
+
+
+@gluon.jit
 def load(sources, shared, batch, CUT: gl.constexpr):
     """The warp that loads, as far ahead as there are stages."""
     q_source, k_source, v_source = sources
-    stages: gl.constexpr = CUT.stages
     query_stages: gl.constexpr = CUT.query_stages
     q_place = Place(0, 0)
     place = Place(0, 0)
@@ -233,11 +254,4 @@ def load(sources, shared, batch, CUT: gl.constexpr):
         if work.begin < work.end:
             _load_queries(q_source, shared.query_ring, q_place, work, CUT)
             q_place = after(q_place, query_stages)
-            table = batch.block_tables + work.row.to(gl.int64) * batch.table_stride
-            head_row = work.bundle * CUT.pack // CUT.group * CUT.page
-            for tile in range(work.begin, work.end):
-                pages = _pages(table, tile, work.seq_len, CUT)
-                row = head_row + tile * CUT.tile % CUT.page
-                _load_tile(k_source, shared.key_ring, place, pages, row, CUT)
-                _load_tile(v_source, shared.value_ring, place, pages, row, CUT)
-                place = after(place, stages)
+            place = _load_work(k_source, v_source, shared, place, batch, work, CUT)

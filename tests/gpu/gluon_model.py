@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from threading import Condition, Thread, local
+from time import sleep
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 PANEL = 64
 """16-bit elements of a swizzled row."""
 PATIENCE_S = 20.0
+LAG_S = 0.002
 
 
 class Stuck(Exception):
@@ -206,7 +208,7 @@ class Program:
             "mbarrier": SimpleNamespace(
                 init=lambda barrier, count: barrier.init(count),
                 expect=lambda barrier, n_bytes: barrier.arrive(n_bytes),
-                arrive=lambda barrier: barrier.arrive(),
+                arrive=self.arrive,
                 wait=lambda barrier, parity, pred=True: barrier.wait(parity, pred),
                 MBarrierLayout=lambda: None,
             ),
@@ -221,6 +223,12 @@ class Program:
             barriers = [Barrier(self.changed) for _ in range(shape[0])]
             return SimpleNamespace(index=lambda i: barriers[int(i)])
         return Memory(torch.full((prod(shape),), torch.nan, dtype=dtype), list(shape))
+
+    def arrive(self, barrier: Barrier) -> None:
+        """Others may be a long way on before this thread is."""
+        barrier.arrive()
+        if self.rng.random() < 0.1:
+            sleep(LAG_S)
 
     def copy(self, source: TensorDescriptor, at: list[Any], ready: Barrier, to: Memory) -> None:
         with self.changed:
