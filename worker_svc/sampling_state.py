@@ -142,25 +142,29 @@ class TokenCounts:
     """Which tokens a penalised slot has seen, prompt or output, and how often it generated each.
 
     A row of a full vocabulary is large, so rows come from a pool that doubles when it is used up.
+    It begins with `n_rows`.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, max_num_seqs: int, vocab_tokens: int, device: torch.device, *, n_rows: int = 0
+    ) -> None:
         self._row_of = np.zeros(max_num_seqs, np.int64)
-        self._free: list[int] = []
+        self._free = list(range(n_rows))
         self._used: dict[int, int] = {}
-        self.seen = torch.zeros((0, vocab_tokens), dtype=torch.bool, device=device)
-        self.output_counts = torch.zeros((0, vocab_tokens), dtype=torch.int32, device=device)
+        self.seen = torch.zeros((n_rows, vocab_tokens), dtype=torch.bool, device=device)
+        self.output_counts = torch.zeros((n_rows, vocab_tokens), dtype=torch.int32, device=device)
 
     def enter(self, slot: int, token_ids: Tensor, n_prompt: int) -> int:
         """The slot's row of `seen` and `output_counts`."""
+        # Whatever needs memory, and may fail, comes before the books change.
         if not self._free:
             self._grow()
-        row = self._used[slot] = self._free.pop()
-        self._row_of[slot] = row
         ids = token_ids.to(torch.int64)
-        self.seen[row].zero_().index_fill_(0, ids, True)
         output = ids[n_prompt:]
         ones = torch.ones_like(output, dtype=torch.int32)
+        row = self._used[slot] = self._free.pop()
+        self._row_of[slot] = row
+        self.seen[row].zero_().index_fill_(0, ids, True)
         self.output_counts[row].zero_().scatter_add_(0, output, ones)
         return row
 
@@ -182,9 +186,11 @@ class TokenCounts:
     def _grow(self) -> None:
         size = len(self.output_counts)
         added = max(size, _FIRST_COUNT_ROWS)
+        self.seen, self.output_counts = (
+            _longer(self.seen, added),
+            _longer(self.output_counts, added),
+        )
         self._free.extend(range(size, size + added))
-        self.seen = _longer(self.seen, added)
-        self.output_counts = _longer(self.output_counts, added)
 
 
 def _longer(table: Tensor, added: int) -> Tensor:

@@ -78,6 +78,7 @@ class Pair:
         result = torch.full((2, SLOTS), -7, dtype=torch.int32, device=self.device)
         out = SampledTokens(result, self.token_ids)
         sampled = self.sampler(padded, HostRows(at, n_output), rows, out)
+        self.sampler.count(sampled)
         untouched = [-7] * (SLOTS - len(slots))
         assert sampled.result[0].tolist() == expected.tolist() + untouched
         assert sampled.result[1].tolist() == finite.tolist() + untouched
@@ -91,9 +92,12 @@ class Pair:
         self.lengths[slots] += 1
         penalised = np.flatnonzero(self.host.needs[slots] & PENALISED)
         self.host.counts.add(slots[penalised], tokens[torch.from_numpy(penalised)])
-        for name in ("seen", "output_counts"):
-            mine, theirs = getattr(self.state.counts, name), getattr(self.host.counts, name)
-            assert torch.equal(mine.cpu(), theirs)
+        mine, theirs = self.state.counts, self.host.counts
+        rows = [(mine._used[slot], theirs._used[slot]) for slot in theirs._used]
+        assert len(mine._used) == len(rows)
+        for my_row, their_row in rows:
+            assert torch.equal(mine.seen[my_row].cpu(), theirs.seen[their_row])
+            assert torch.equal(mine.output_counts[my_row].cpu(), theirs.output_counts[their_row])
 
 
 def random_logits(n_rows: int, device: str, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

@@ -26,6 +26,7 @@ from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.shared.engine_messages import StepResult
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
+from pagemesh.worker_svc import sampling_state
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import StepGap
@@ -350,3 +351,24 @@ def test_a_full_row_cannot_be_computed_further(decoder: Decoder) -> None:
     driver.enter(0, [1] * 64)
     driver.run({0: 64})
     assert [row for row, _ in driver.run({0: 1}).failed] == [0]
+
+
+def test_counts_that_cannot_grow_fail_nobody_later(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request whose entry found no memory is lost, and the rows it would have had are not used
+    before they are there."""
+    params = SamplingParams(temperature=0.0, frequency_penalty=1.0)
+    driver = Driver(tiny_runner(decoder))
+    driver.enter(0, PROMPT, params)
+    with monkeypatch.context() as patched:
+        patched.setattr(sampling_state, "_longer", _no_memory)
+        assert len(driver.run({0: len(PROMPT)}).failed) == 1
+    again = Driver(driver.runner, epoch=2)
+    again.enter(0, PROMPT, params)
+    tokens = [unpack_ids(again.run({0: n}).sampled)[0] for n in (len(PROMPT), 1, 1)]
+    assert tokens == alone(decoder, PROMPT, params, 3)
+
+
+def _no_memory(*_: object) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")

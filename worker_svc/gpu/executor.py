@@ -27,7 +27,7 @@ from pagemesh.worker_svc.gpu.copy_out import CopyOut
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.graphs import DecodeGraphs
 from pagemesh.worker_svc.gpu.sampler import GPUSampled, GPUSampler, HostRows
-from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState
+from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
 from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWrites, pinned
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
@@ -107,6 +107,7 @@ class GPUExecutor:
     # -- state ------------------------------------------------------------------------------------
 
     def leave(self, slots: Ints) -> None:
+        self._staged.drop(slots)
         self._sampling.leave(slots)
 
     def enter(self, row: NewRow, ids: WireInts) -> None:
@@ -121,7 +122,8 @@ class GPUExecutor:
             self._staged.add(TABLES, slot, column, values[i : i + 1])
 
     def copy_blocks(self, src: Ints, dst: Ints) -> None:
-        self._kv.copy_blocks(self._to_device(src), self._to_device(dst))
+        device = self._rows.device
+        self._kv.copy_blocks(upload(src, device), upload(dst, device))
 
     def clear(self) -> None:
         self._staged.clear()
@@ -136,9 +138,11 @@ class GPUExecutor:
         self._staged.flush()
         decodes = bool(rows.samples.all()) and int(rows.n_tokens.max()) == 1
         forward = self._decode(rows) if decodes else self._mixed(rows)
-        sampled = self._sample(rows, forward)
         prompts = [] if forward.hidden is None else self._score_prompts(rows, forward.hidden)
-        return self._fetch(len(forward.logits), sampled, prompts)
+        sampled = self._sample(rows, forward)
+        computed = self._fetch(len(forward.logits), sampled, prompts)
+        self._sampler.count(sampled)
+        return computed
 
     def capture(self) -> None:
         """Make the graphs of decode steps that will be wanted. Others are made when they are."""
@@ -169,20 +173,20 @@ class GPUExecutor:
             self._launch_decode(size)
         else:
             self.graphs.replay(size)
+        self._decoded = _Decoded(size, rows.slots, rows.starts + 1)
         slots, positions = self._buffers.slots[:n], self._buffers.next_positions[:n]
         return _Forward(self._logits[:n], slots, positions, self._sampled)
 
     def _place(self, rows: Rows, size: int) -> None:
         """Bring `rows` to the device, unless a step has just left them there."""
         there = self._decoded
-        self._decoded = None  # until the step is launched
+        self._decoded = None  # until the step is launched: it may fail before it moves the rows on
         if there is None or not _follows(rows, size, there):
             source, words = pinned(size * ROW_WORDS)
             packed = words.reshape(size, ROW_WORDS)
             packed[:] = _padding_rows(size)
             packed[: len(rows), 0], packed[: len(rows), 1] = rows.slots, rows.starts
             self._rows[:size].view(-1).copy_(source, non_blocking=True)
-        self._decoded = _Decoded(size, rows.slots, rows.starts + 1)
 
     def _launch_decode(self, size: int) -> None:
         """The step of `size` rows that a graph captures: from `_rows` to `_sampled`."""
@@ -284,9 +288,6 @@ class GPUExecutor:
             for score in prompts
         ]
         return Computed(host, scores, sampled.result, wait)
-
-    def _to_device(self, array: Ints) -> Tensor:
-        return torch.from_numpy(array).to(self._rows.device)
 
 
 def _follows(rows: Rows, size: int, there: _Decoded) -> bool:

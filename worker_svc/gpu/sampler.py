@@ -38,12 +38,14 @@ class HostRows(NamedTuple):
 class GPUSampled(NamedTuple):
     """`result` int32[2, R or more], tokens and whether a row's logits were finite, and the logprobs
     of the rows that asked: entry i of `logprobs` belongs to row `logprob_rows[i]`, which wants its
-    first `1 + logprob_tops[i]` columns. Tensors are on the device."""
+    first `1 + logprob_tops[i]` columns. `uncounted` are the rows, if tokens of some are still to be
+    counted. Tensors are on the device."""
 
     result: Tensor
     logprob_rows: Ints = _NO_ROWS
     logprob_tops: Ints = _NO_ROWS
     logprobs: Logprobs | None = None
+    uncounted: SamplingRows | None = None
 
 
 class GPUSampler:
@@ -67,8 +69,8 @@ class GPUSampler:
     def __call__(
         self, logits: Tensor, host: HostRows, rows: SamplingRows, out: SampledTokens
     ) -> GPUSampled:
-        """Sample from raw [R, V] logits, which stay as they are. Counts the tokens of penalised
-        rows."""
+        """Sample from raw [R, V] logits, which stay as they are. Changes no state but the known
+        tokens, so that it may be done again."""
         needs = self._state.needs[host.slots]
         any_needs = int(np.bitwise_or.reduce(needs, initial=0))
         edited = any_needs & ADJUSTED > 0
@@ -76,10 +78,15 @@ class GPUSampler:
         filtered = any_needs & FILTERED > 0
         sample_rows(sampled_from, rows, out, filtered=filtered, edited=edited)
         sampled = self._with_logprobs(logits, host, out.result, needs)
-        if any_needs & PENALISED:  # last: a step that fails before may be tried again
-            counts = self._state.counts
-            count_tokens(out.result[0, : len(logits)], rows, counts.seen, counts.output_counts)
-        return sampled
+        return sampled._replace(uncounted=rows) if any_needs & PENALISED else sampled
+
+    def count(self, sampled: GPUSampled) -> None:
+        """Count the tokens of penalised rows: once, so when nothing of the step can fail any more
+        and have it tried again."""
+        rows, counts = sampled.uncounted, self._state.counts
+        if rows is not None:
+            tokens = sampled.result[0, : len(rows.slots)]
+            count_tokens(tokens, rows, counts.seen, counts.output_counts)
 
     def _with_logprobs(
         self, logits: Tensor, host: HostRows, result: Tensor, needs: Needs

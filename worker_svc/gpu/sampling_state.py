@@ -40,7 +40,8 @@ class GPUSamplingState(HostSamplingState):
             max_num_seqs=max_num_seqs, vocab_tokens=vocab_tokens, eos_token_ids=eos_token_ids
         )
         self._device = device
-        self.counts = TokenCounts(max_num_seqs, vocab_tokens, device)
+        # All at once: a pool that cannot grow in the middle of a step fails everyone in it.
+        self.counts = TokenCounts(max_num_seqs, vocab_tokens, device, n_rows=max_num_seqs)
 
     def enter(
         self, slot: int, params: SamplingParams, seed: int, token_ids: Words, n_prompt: int

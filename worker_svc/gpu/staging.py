@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagemesh.kernels.batch import WRITE_WORDS, BatchState
 from pagemesh.kernels.gpu.batch import scatter_writes
+from pagemesh.worker_svc.batch import Ints
 
 TOKEN_IDS: Final = BatchState._fields.index("token_ids")
 TABLES: Final = BatchState._fields.index("tables")
@@ -29,8 +30,8 @@ def pinned(n_words: int) -> tuple[Tensor, Words]:
 class StagedWrites:
     """Writes into the batch's state, collected until the next step applies them in one launch.
 
-    Writes of one step must not overlap, but for those to a slot that was left and entered again:
-    the later one replaces the earlier.
+    They are made in no order, so none may overlap another, but for one to the same place, which
+    replaces it: what was to be written for a request that left is dropped before the next enters.
     """
 
     def __init__(self, state: BatchState) -> None:
@@ -40,6 +41,16 @@ class StagedWrites:
 
     def add(self, field: int, slot: int, column: int, values: Words) -> None:
         self._writes[field, slot * self._widths[field] + column] = values
+
+    def drop(self, slots: Ints) -> None:
+        """Forget the writes to `slots`, which were left."""
+        if self._writes:
+            left = set(slots.tolist())
+            self._writes = {
+                (field, first): values
+                for (field, first), values in self._writes.items()
+                if first // self._widths[field] not in left
+            }
 
     def clear(self) -> None:
         self._writes.clear()
