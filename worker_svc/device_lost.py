@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from pagemesh.shared.errors import PagemeshError
+from pagemesh.worker_svc.memory import is_out_of_memory
 
 # How CUDA's runtime and libraries, and Triton's launcher, begin the text of a failed call.
 _FAILED_CALLS: Final = ("CUDA error", "Triton Error [CUDA]")
-_HEALING: Final = ("out of memory", "ALLOC_FAILED")
 
 
 class DeviceLost(PagemeshError):
@@ -32,4 +32,4 @@ def loses_device(error: BaseException) -> bool:
     once some is given back."""
     text = str(error)
     failed = isinstance(error, RuntimeError) and any(call in text for call in _FAILED_CALLS)
-    return failed and not any(cause in text for cause in _HEALING)
+    return failed and not is_out_of_memory(error)

@@ -27,6 +27,7 @@ _UNITS: Final = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_SHORTAGES: Final = ("allocate", "out of memory", "ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +192,7 @@ def show_bytes(count: int) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed; torch's CPU allocator says so with a plain RuntimeError."""
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "allocate" in str(error)
+    """Whether an allocation failed; torch's CPU allocator, CUDA and its libraries, and Triton say
+    so with plain RuntimeErrors."""
+    kinds, text = (MemoryError, torch.OutOfMemoryError), str(error)
+    return isinstance(error, kinds) or any(word in text for word in _SHORTAGES)

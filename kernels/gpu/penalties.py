@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 

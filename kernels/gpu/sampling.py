@@ -158,7 +158,8 @@ def _draw_kernel(
         bounds += gumbel_bound(token_bits(key, ids))
     if first + SLICE > vocab_tokens:
         bounds = tl.where(ids < vocab_tokens, bounds, -float("inf"))
-    near = tl.max(bounds, axis=1)
+    # A maximum of NaN alone could hide the others from the search, again and again.
+    near = tl.where(spoiled, -float("inf"), tl.max(bounds, axis=1))
     value, token = _best_of(logits, near, first, vocab_tokens, scale, floor, random, key)
     tl.store(best + at, value)
     tl.store(best_ids + at, tl.where(spoiled, -1, token))

@@ -224,6 +224,20 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(
     assert out.result[1].tolist() == [0, 1, 0, 0, 1]
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice")  # of NumPy, in the interpreter
+@pytest.mark.parametrize("way", [Way(0.0), Way(1.0), Way(1.0, 5)], ids=str)
+def test_nan_beside_tokens_that_would_win(device: str, dtype: torch.dtype, way: Way) -> None:
+    """Whole stretches of it, such as damaged rows of a head leave, in any order: a search for the
+    best between them must end."""
+    ways = [way] * 8
+    logits = random_logits(8, 5000, device, dtype)
+    stretches = logits[:, :4992].view(8, -1, 32)
+    stretches[torch.rand(stretches.shape[:2]) < 0.5] = math.nan
+    out = poisoned(8, device)
+    sample_rows(logits, rows_of(ways, device), out, filtered=way.top_k > 0)
+    assert out.result.tolist() == [[0] * 8, [0] * 8]
+
+
 def test_padding_rows_are_left_alone(device: str) -> None:
     ways = [Way(1.0, 5), Way(1.0), Way(0.0)]
     logits = random_logits(3, 300, device, torch.float32)

@@ -147,10 +147,20 @@ def test_the_control_group_limits_what_is_available(
     assert room == most if most is not None else room > machine // 2
 
 
-def test_out_of_memory_is_recognised() -> None:
-    assert is_out_of_memory(MemoryError())
-    assert is_out_of_memory(RuntimeError("[enforce fail] can't allocate memory: you tried to …"))
-    assert not is_out_of_memory(RuntimeError("shapes differ"))
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] can't allocate memory: you tried to …"), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be …"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("shapes differ"), False),
+    ],
+)
+def test_out_of_memory_is_recognised(error: Exception, is_one: bool) -> None:
+    assert is_out_of_memory(error) == is_one
 
 
 def test_shown_sizes() -> None:
