@@ -20,6 +20,7 @@ from pagemesh.worker_svc.books import DTYPES, model_card, new_batch
 from pagemesh.worker_svc.gpu.card import require_card
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.executor import GPUExecutor
+from pagemesh.worker_svc.gpu.limits import require_served
 from pagemesh.worker_svc.gpu.rehearsal import rehearse
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import load_decoder
@@ -69,6 +70,7 @@ def load_on_gpu(
     Raises StartupError with the sentence to show.
     """
     device = require_card()
+    require_served(settings, DecoderConfig.from_folder(folder))
     torch.cuda.set_stream(torch.cuda.Stream(device))
     model = _load_model(settings, folder, prepared, device)
     report("compiling the kernels and rehearsing the largest step")
