@@ -55,7 +55,7 @@ class _Packed(NamedTuple):
     """A table of rows as arrays: their places in the step, slots and tokens."""
 
     table: RowTable
-    index: Ints
+    places: Ints
     slots: Ints
     n_tokens: Ints
 
@@ -182,14 +182,15 @@ class Batch:
         if not self._in_pool(blocks) or (self._n_blocks[slots] == self.tables.shape[1]).any():
             raise BadStep("a new block lies outside the pool or the table")
         self._require_distinct(slots)
-        columns = self._n_blocks[slots]
+        columns: Ints = self._n_blocks[slots]
         self.tables[slots, columns] = blocks
         self._n_blocks[slots] = columns + 1
         return columns
 
     def request_ids(self, slots: Ints) -> NDArray[np.object_]:
         """Names of the requests in `slots`, str[N], for the log."""
-        return self._request_ids[slots]
+        names: NDArray[np.object_] = self._request_ids[slots]
+        return names
 
     def _in_pool(self, blocks: NDArray[Any]) -> bool:
         return bool(((blocks > 0) & (blocks < self._num_blocks)).all())

@@ -14,7 +14,7 @@ class CopyOut:
     """Owner of the side stream. Waiting may be done in another thread."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: torch.cuda.Event | None = None
 
     def start(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], Wait]:
@@ -35,7 +35,7 @@ class CopyOut:
                 for tensor in tensors
             ]
             # Sleeps while it waits: a spinning thread would take turns from the one that launches.
-            arrived = torch.cuda.Event(blocking=True)
+            arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             arrived.record(self._stream)
         finally:
             torch.cuda.set_stream(computing)
