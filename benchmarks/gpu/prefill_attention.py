@@ -72,7 +72,7 @@ HOPPER_CONFIGS = {
         _WIDE,
         replace(_WIDE, turns=False),
         replace(_WIDE, pack=False),
-        replace(_WIDE, query_stages=1),
+        replace(_WIDE, stages=3, query_stages=1),
         replace(_WIDE, tile_tokens=64, stages=4),
     ],
 }

@@ -138,7 +138,6 @@ def _score(q, keys, place, CUT: gl.constexpr):
 @gluon.jit
 def _mix(p, values, place, total):
     """`total` and the values of a tile with weights p; on the way when this returns."""
-    mbarrier.wait(values.ready.index(place.slot), place.parity)
     return warpgroup_mma(p, values.stages.index(place.slot), total, is_async=True)
 
 
@@ -168,7 +167,10 @@ def _attend_work(q, shared, place, parity, batch, work, first, ME: gl.constexpr,
             mbarrier.wait(shared.turns.index(ME), parity)
             parity = parity ^ 1
         scoring = _score(q, keys, place, CUT)
-        mixing = _mix(p, values, to_mix, total)
+        mbarrier.wait(values.ready.index(to_mix.slot), to_mix.parity)
+        # Waits for nothing, but keeps the compiler from shrinking before the scores are on the way.
+        shrink = warpgroup_mma_wait(1, deps=(shrink,))
+        mixing = _mix(p, values, to_mix, total * _by_row(shrink, CUT))
         if CUT.turns:
             mbarrier.arrive(shared.turns.index((ME + 1) % CUT.warpgroups))
         scores = warpgroup_mma_wait(1, deps=(scoring,))
@@ -184,13 +186,12 @@ def _attend_work(q, shared, place, parity, batch, work, first, ME: gl.constexpr,
         mbarrier.wait(keys.ready.index(place.slot), place.parity, pred=tile + 1 < work.end)
         total, weight = warpgroup_mma_wait(0, deps=(mixing, weight))
         mbarrier.arrive(values.free.index(mixed.slot))
-        total = total * _by_row(shrink, CUT)
         p = _operand(weights, q.dtype, CUT)
     mbarrier.wait(values.ready.index(to_mix.slot), to_mix.parity)
     last_keys = work.seq_len - (work.end - 1) * CUT.tile
     if last_keys < CUT.tile:
         _clear(values, to_mix.slot, gl.maximum(last_keys, 0), CUT)
-    total = warpgroup_mma_wait(0, deps=(_mix(p, values, to_mix, total),))
+    total = warpgroup_mma_wait(0, deps=(_mix(p, values, to_mix, total * _by_row(shrink, CUT)),))
     mbarrier.arrive(values.free.index(to_mix.slot))
     return total, weight, place, parity
 
