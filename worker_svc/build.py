@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import structlog
 
-from pagemesh.kernels.cpu.code_folder import CODE_FOLDER, compiling_alone
+from pagemesh.kernels.cpu.code_folder import CODE_FOLDER
+from pagemesh.kernels.gpu.code_folder import keep_compiled
+from pagemesh.kernels.kept_code import alone_in
 from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.prepared import load_prepared, prepared_folder
@@ -18,37 +19,50 @@ from pagemesh.shared.wire import pack_ids
 from pagemesh.worker_svc.cpu_build import load_on_cpu
 from pagemesh.worker_svc.gpu.card import why_not
 from pagemesh.worker_svc.runner import Runner
+from pagemesh.worker_svc.stages import Report, Stages, process_began_s
 
 log = structlog.get_logger(__name__)
 
-Report = Callable[[str], None]
 Device = Literal["cpu", "cuda"]
 
 
-def build_runner(settings: Settings, report: Report = lambda stage: None) -> Runner:
+def build_runner(
+    settings: Settings, report: Report = lambda doing: None, *, own_process: bool = False
+) -> Runner:
     """Load the prepared model, divide the memory and generate a first token. Steps must be launched
     in the thread that calls.
 
-    `report` is told what is being waited for. Raises StartupError with the sentence to show.
+    `own_process`: this process was started for it, so that its imports count among the stages of
+    the start, which are logged. Raises StartupError with the sentence to show.
     """
+    stages = Stages(report, process_began_s() if own_process else None)
     device = choose_device(settings)
     folder = prepared_folder(settings.model)
     prepared = load_prepared(folder)
-    report(f"loading the weights of {prepared.name}")
+    code_folder = keep_compiled() if device == "cuda" else CODE_FOLDER
     if device == "cuda":
         # Needs Triton, which only comes with a CUDA build of PyTorch.
         from pagemesh.worker_svc.gpu.build import load_on_gpu
 
-        runner = load_on_gpu(settings, folder, prepared, report)
+        runner = load_on_gpu(settings, folder, prepared, stages, code_folder)
     else:
-        runner = load_on_cpu(settings, folder, prepared, report)
-    report("loading the kernels, which the first start on a machine compiles")
-    started_s = time.perf_counter()
-    with compiling_alone():
-        warm_up(runner)
-    seconds = round(time.perf_counter() - started_s, 1)
-    log.info("kernels_ready", seconds=seconds, kept_in=str(CODE_FOLDER or "nowhere"))
+        runner = load_on_cpu(settings, folder, prepared, stages)
+    stages.enter("first_token", "loading the kernels, which the first start on a machine compiles")
+    with alone_in(code_folder):
+        warm_up(runner, code_folder)
+    _log_start(stages, code_folder)
     return runner
+
+
+def _log_start(stages: Stages, code_folder: Path | None) -> None:
+    seconds = {name: round(spent_s, 2) for name, spent_s in stages.finish().items()}
+    log.info(
+        "started",
+        seconds=seconds,
+        kernels_kept_in=str(code_folder or "nowhere"),
+        table=[(name.replace("_", " "), f"{spent_s:6.2f} s") for name, spent_s in seconds.items()]
+        + [("kernels are kept in", str(code_folder or "nowhere"))],
+    )
 
 
 def choose_device(settings: Settings) -> Device:
@@ -75,8 +89,9 @@ def choose_device(settings: Settings) -> Device:
     return device
 
 
-def warm_up(runner: Runner) -> None:
-    """Generate one token. Raises StartupError when the model cannot."""
+def warm_up(runner: Runner, code_folder: Path | None = None) -> None:
+    """Generate one token. Raises StartupError when the model cannot. `code_folder`: of the kernels
+    that do."""
     card = runner.card
     first = card.bos_token_id if card.bos_token_id is not None else 0
     new = NewRow(
@@ -93,7 +108,7 @@ def warm_up(runner: Runner) -> None:
     if result.failed:
         raise StartupError(
             f"the model cannot generate a token: {result.failed[0][1]} (if compiled code may be "
-            f"damaged, delete {CODE_FOLDER} and start again)"
+            f"damaged, delete {code_folder} and start again)"
         )
     if result.nonfinite:
         raise StartupError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -24,28 +23,29 @@ from pagemesh.worker_svc.memory import (
     available_bytes,
     budget_tokens,
     is_out_of_memory,
+    plan_figures,
     plan_memory,
     pool_bytes_on_cpu,
+    pool_line,
     show_bytes,
 )
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.cpu_decoder import CPUDecoder
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import Runner
+from pagemesh.worker_svc.stages import Stages
 
 log = structlog.get_logger(__name__)
 
-Report = Callable[[str], None]
-
 
 def load_on_cpu(
-    settings: Settings, folder: Path, prepared: PreparedModel, report: Report
+    settings: Settings, folder: Path, prepared: PreparedModel, stages: Stages
 ) -> Runner:
     """Raises StartupError or SettingsError with the sentence to show."""
     _check(settings)
     torch.set_num_threads(1)  # what is worth sharing is done by the team
     try:
-        return _load(settings, folder, prepared, report)
+        return _load(settings, folder, prepared, stages)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -72,17 +72,18 @@ def _check(settings: Settings) -> None:
         )
 
 
-def _load(settings: Settings, folder: Path, prepared: PreparedModel, report: Report) -> Runner:
+def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Stages) -> Runner:
+    stages.enter("weights", f"loading the weights of {prepared.name}")
     device, dtype = torch.device("cpu"), DTYPES[settings.model.dtype]
     config = DecoderConfig.from_folder(folder)
     weights_bytes = _weights_bytes(Decoder(config, dtype=dtype, device="meta"))
     if weights_bytes > available_bytes():
         raise _no_memory(prepared.name, f"the weights take {show_bytes(weights_bytes)}")
-    decoder = load_decoder(folder, prepared, dtype=dtype, device=device)
+    decoder = load_decoder(folder, prepared, dtype=dtype, device=device, tell=stages.doing)
     team = Team(settings.parallel.threads or usable_cores())
     kept_as = torch.int8 if settings.model.quantization == "int8" else dtype
     model = CPUDecoder(decoder, team, dtype=kept_as)
-    report("laying out the KV cache")
+    stages.enter("kv_pool", "laying out the KV cache")
     plan = _plan(settings, config, dtype)
     capacity = _capacity(settings, plan, device)
     kv = KVCache(
@@ -155,13 +156,12 @@ def _log_division(
         "memory_divided",
         model=name,
         quantization=quantization,
-        weights=show_bytes(weights_bytes),
         weights_bytes=weights_bytes,
-        kv_pool=show_bytes(plan.kv_pool_bytes),
-        kv_bytes_per_token=plan.kv_bytes_per_token,
-        kv_blocks=plan.num_blocks,
-        kv_tokens=plan.kv_tokens,
-        max_model_len=plan.max_model_len,
-        fitting_requests=plan.fitting_requests,
         budget_tokens=capacity.max_num_batched_tokens,
+        **plan_figures(plan),
+        table=[
+            ("device", f"the CPU, {show_bytes(available_bytes())} available"),
+            ("weights", show_bytes(weights_bytes)),
+            ("KV pool", pool_line(plan)),
+        ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from tqdm import tqdm
@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 def loading_bar(
     name: str, total_bytes: int, tell: Tell, *, period_s: float = _PERIOD_S
-) -> tqdm[None]:
+) -> tqdm[Any]:
     """To be updated with the bytes loaded. Lines go to the log and, as a sentence, to `tell`: none
     of what takes less than `period_s`."""
     if sys.stderr.isatty():

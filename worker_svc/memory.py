@@ -107,6 +107,18 @@ def _too_small(
     )
 
 
+def plan_figures(plan: MemoryPlan) -> dict[str, int]:
+    """Of the KV pool, for the log."""
+    return {
+        "kv_pool_bytes": plan.kv_pool_bytes,
+        "kv_bytes_per_token": plan.kv_bytes_per_token,
+        "kv_blocks": plan.num_blocks,
+        "kv_tokens": plan.kv_tokens,
+        "max_model_len": plan.max_model_len,
+        "fitting_requests": plan.fitting_requests,
+    }
+
+
 def pool_line(plan: MemoryPlan) -> str:
     """The KV pool in the numbers of a start."""
     return (

@@ -21,13 +21,14 @@ from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import Message
-from pagemesh.worker_svc.build import Report, build_runner
+from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.command import Command
 from pagemesh.worker_svc.compute_thread import ComputeThread, Started
 from pagemesh.worker_svc.device_lost import DeviceLost, loses_device
 from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.metrics import WorkerMetrics
 from pagemesh.worker_svc.runner import Runner, StepGap
+from pagemesh.worker_svc.stages import Report
 
 # A scheduler runs a few steps ahead; one that sends far more has lost count.
 MAX_QUEUED_STEPS: Final = 64
@@ -35,6 +36,7 @@ STUCK_STEP_S: Final = 60.0
 WATCH_PERIOD_S: Final = 5.0
 
 BuildRunner = Callable[[Settings, Report], Runner]
+BUILD: Final[BuildRunner] = partial(build_runner, own_process=True)
 log = structlog.get_logger(__name__)
 
 
@@ -49,7 +51,7 @@ class WorkerService:
     """A shared.service.ServiceCore. The event loop owns links and metrics; one thread launches
     steps, another takes their results where they come later. All keep the order of the steps."""
 
-    def __init__(self, runtime: Runtime, build: BuildRunner = build_runner) -> None:
+    def __init__(self, runtime: Runtime, build: BuildRunner = BUILD) -> None:
         self._runtime = runtime
         self._build = build
         self._metrics = WorkerMetrics(runtime.metrics)
@@ -228,8 +230,8 @@ class WorkerService:
             return True
         return not self._queued.total() and self._runner.live_rows == 0
 
-    def _report(self, stage: str) -> None:
-        self._stage = stage
+    def _report(self, doing: str) -> None:
+        self._stage = doing
 
     def _stuck_s(self) -> float | None:
         """How long the oldest step has been computing, if that is too long. It does not while those

@@ -40,11 +40,12 @@ class Kernel:
         def launch(*arguments: Any, **options: Any) -> None:
             key = (*map(_kind, arguments), *options.items())
             variant = self._variants.get(key)
-            if variant is None:
-                compiled = self._jit[grid](*arguments, **options)
-                self._variants[key] = _Variant(compiled, self._constants(len(arguments), options))
-            else:
+            if variant is not None:
                 variant.launch(grid, arguments)
+                return
+            compiled = self._jit[grid](*arguments, **options)
+            if compiled is not None:  # not merely noted (see compile_ahead.py)
+                self._variants[key] = _Variant(compiled, self._constants(len(arguments), options))
 
         return launch
 

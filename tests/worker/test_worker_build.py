@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import torch
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from worker_harness import GREEDY, Driver
 
+from pagemesh.kernels.cpu.code_folder import CODE_FOLDER
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import MANIFEST, PreparedModel
@@ -102,9 +105,22 @@ def test_the_division_is_logged(folder: Path) -> None:
     (line,) = [entry for entry in logs if entry["event"] == "memory_divided"]
     blocks = runner.capacity.num_blocks
     assert line["weights_bytes"] == runner._executor._model.weights_bytes
+    assert dict(line["table"])["KV pool"].startswith(f"1.0 MiB: {blocks:,} blocks")
     assert line["kv_bytes_per_token"] == KV_BYTES_PER_TOKEN
     assert (line["kv_blocks"], line["kv_tokens"]) == (blocks, (blocks - 1) * 16)
     assert line["fitting_requests"] == (blocks - 1) // 63
+
+
+def test_the_stages_of_a_start_are_logged(folder: Path) -> None:
+    with capture_logs() as logs:
+        build_runner(settings_for(folder), own_process=True)
+    (line,) = [entry for entry in logs if entry["event"] == "started"]
+    seconds = line["seconds"]
+    assert list(seconds) == ["imports", "weights", "kv_pool", "first_token", "total"]
+    age_s = time.time() - psutil.Process().create_time()
+    assert 0 < seconds["total"] <= age_s + 1
+    assert seconds["imports"] > seconds["weights"]  # of this whole test run
+    assert line["kernels_kept_in"] == str(CODE_FOLDER)
 
 
 def test_names_block_size_budget_and_type_are_the_settings(folder: Path) -> None:

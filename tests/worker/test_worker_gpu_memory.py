@@ -16,9 +16,15 @@ from pagemesh.worker_svc.gpu.memory import (
     Division,
     Needs,
     Wanted,
+    division_figures,
+    division_table,
+    lowered,
+    lowered_to_fit,
+)
+from pagemesh.worker_svc.gpu.memory_advice import (
     check_weights,
     divide,
-    division_table,
+    ran_out,
     remedies,
     step_too_large,
 )
@@ -202,6 +208,25 @@ def test_a_step_that_does_not_fit_names_what_was_found_to() -> None:
     assert "a smaller model" in str(step_too_large("llama", CARD, WANTED, None))
 
 
+def test_what_makes_steps_smaller_is_halved_until_they_fit() -> None:
+    assert lowered(WANTED, "max_num_seqs") == replace(WANTED, max_num_seqs=128)
+    assert lowered(replace(WANTED, max_num_seqs=1), "max_num_seqs") is None
+    assert lowered(replace(WANTED, fewest_step_tokens=5000), "step_tokens") is None
+    # A step takes 1 GiB, of which 0.76 are its tokens'; the room is 0.5 GiB short.
+    tight = replace(CARD, total_bytes=18 * GIB - 512 * MIB)
+    fits = lowered_to_fit(tight, NEEDS, replace(WANTED, share=1.0))
+    assert fits is not None
+    assert fits.step_tokens == 2048
+    assert divide("llama", tight, NEEDS.at(WANTED, fits), fits)
+    assert lowered_to_fit(replace(CARD, total_bytes=GIB), NEEDS, WANTED) is None
+
+
+def test_memory_that_went_meanwhile() -> None:
+    text = ran_out("llama", CARD)
+    assert "ran out of memory while llama was started" in text
+    assert "\n" not in text
+
+
 def test_the_numbers_of_a_start() -> None:
     card = replace(CARD, tenants=(Tenant(71, "python3", 300 * MIB),))
     lines = dict(division_table(divided(card), WANTED))
@@ -214,6 +239,10 @@ def test_the_numbers_of_a_start() -> None:
         r"109\.2 GiB: 55,\d{3} blocks, 89\d,\d{3} tokens, 21 requests of 40,960 tokens",
         lines["KV pool"],
     )
+    figures = division_figures(divided(card), WANTED)
+    assert figures["step_bytes"] == NEEDS.slots_bytes + NEEDS.step_bytes
+    parts = [f"{part}_bytes" for part in ("others", "weights", "step", "graphs", "kv_pool", "free")]
+    assert sum(figures[part] for part in parts) == figures["total_bytes"]
 
 
 LISTED = """\

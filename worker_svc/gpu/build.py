@@ -1,215 +1,261 @@
-"""From settings to a runner on a GPU: weights, a rehearsal that shows what everything but the KV
-pool takes, then the pool from what is left, and the graphs."""
+"""From settings to a runner on a GPU: weights, kernels, a rehearsal that shows what everything but
+the KV pool takes, then the pool from what is left, and the graphs."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final
 
 import structlog
 import torch
 
+from pagemesh.kernels.gpu.compile_ahead import compile_ahead, noted_launches
+from pagemesh.kernels.kept_code import alone_in
 from pagemesh.shared.errors import StartupError
-from pagemesh.shared.messages import Capacity, ModelCard
+from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import Settings
-from pagemesh.worker_svc.batch import Batch
 from pagemesh.worker_svc.books import DTYPES, model_card, new_batch
-from pagemesh.worker_svc.gpu.card import require_card
+from pagemesh.worker_svc.cores import usable_cores
+from pagemesh.worker_svc.gpu.card import look_at, read_memory, require_card
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.executor import GPUExecutor
 from pagemesh.worker_svc.gpu.limits import require_served
-from pagemesh.worker_svc.gpu.rehearsal import rehearse
+from pagemesh.worker_svc.gpu.memory import (
+    Card,
+    Division,
+    Limit,
+    Needs,
+    StepTooLarge,
+    Wanted,
+    division_figures,
+    division_table,
+    lowered,
+    lowered_to_fit,
+)
+from pagemesh.worker_svc.gpu.memory_advice import check_weights, divide, ran_out, step_too_large
+from pagemesh.worker_svc.gpu.rehearsal import dry_run, rehearse
 from pagemesh.worker_svc.kv_cache import KVCache
-from pagemesh.worker_svc.loader import load_decoder
+from pagemesh.worker_svc.loader import fill_decoder
 from pagemesh.worker_svc.memory import (
     GPU_BUDGET_TOKENS,
     NULL_BLOCKS,
     MemoryPlan,
     budget_tokens,
+    is_out_of_memory,
     longest_tokens,
     parse_bytes,
-    plan_memory,
-    show_bytes,
 )
 from pagemesh.worker_svc.models.config import DecoderConfig
+from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import Runner
+from pagemesh.worker_svc.stages import Stages
 
+_NARROW: Final = torch.bfloat16
 log = structlog.get_logger(__name__)
-
-Report = Callable[[str], None]
-
-
-class _Model(NamedTuple):
-    """What is known once the weights are on the device."""
-
-    settings: Settings
-    prepared: PreparedModel
-    config: DecoderConfig
-    decoder: GPUDecoder
-    weights_bytes: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        config = self.config
-        return KVCache.bytes_per_block(
-            config.n_layers, 1, config.n_kv_heads, config.head_dim, self.dtype
-        )
 
 
 def load_on_gpu(
-    settings: Settings, folder: Path, prepared: PreparedModel, report: Report
+    settings: Settings,
+    folder: Path,
+    prepared: PreparedModel,
+    stages: Stages,
+    code_folder: Path | None,
 ) -> Runner:
     """A runner whose kernels are compiled and graphs captured. The stream it launches on becomes
-    the calling thread's, so steps must be launched in this thread.
+    the calling thread's, so steps must be launched in this thread. Processes that share a
+    `code_folder` compile one after the other.
 
     Raises StartupError with the sentence to show.
     """
+    stages.enter("device", "starting the GPU")
     device = require_card()
-    require_served(settings, DecoderConfig.from_folder(folder))
     torch.cuda.set_stream(torch.cuda.Stream(device))
-    model = _load_model(settings, folder, prepared, device)
-    report("compiling the kernels and rehearsing the largest step")
-    taken_bytes = _rehearse(model)
-    plan = _plan(model, taken_bytes)
-    report("laying out the KV cache and capturing graphs")
-    runner, executor = _assemble(model, plan)
-    executor.capture()
-    _log_division(model, plan, runner.capacity, taken_bytes)
-    return runner
-
-
-def _load_model(
-    settings: Settings, folder: Path, prepared: PreparedModel, device: torch.device
-) -> _Model:
-    dtype, config = DTYPES[settings.model.dtype], DecoderConfig.from_folder(folder)
+    config = DecoderConfig.from_folder(folder)
+    require_served(settings, config)
+    wanted = wanted_of(settings, config)
+    build = _Build(settings, prepared, config, device, look_at(device), wanted)
     try:
-        decoder = load_decoder(folder, prepared, dtype=dtype, device=device)
-    except torch.OutOfMemoryError as error:
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        raise StartupError(
-            f"the weights of {prepared.name} do not fit {torch.cuda.get_device_name(device)} "
-            f"({show_bytes(free_bytes)} are free): free its memory or serve a smaller model"
-        ) from error
-    weights_bytes = sum(weight.nbytes for weight in decoder.parameters())
-    longest = longest_tokens(settings.model.max_model_len, config.max_position_tokens)
-    gpu_decoder = GPUDecoder(decoder, longest)
-    return _Model(settings, prepared, config, gpu_decoder, weights_bytes, dtype, device)
+        return build.run(folder, stages, code_folder)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise StartupError(ran_out(prepared.name, build.card)) from error
+        raise
 
 
-def _rehearse(model: _Model) -> int:
-    """Bytes of the device in use once everything but the KV pool is there: a full step and every
-    kind of sampling have run, and every graph has been captured, over a pool of one block."""
-    settings = model.settings
-    plan = MemoryPlan(
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        block_tokens=settings.cache.block_size,
-        num_blocks=NULL_BLOCKS + 1,
-        max_model_len=longest_tokens(
-            settings.model.max_model_len, model.config.max_position_tokens
-        ),
+def wanted_of(settings: Settings, config: DecoderConfig) -> Wanted:
+    """What is asked of the device's memory. Raises SettingsError for what cannot work."""
+    cache, scheduler, max_model_len = (
+        settings.cache,
+        settings.scheduler,
+        settings.model.max_model_len,
     )
-    runner, executor = _assemble(model, plan)
-    rehearse(runner)
-    executor.capture()
-    torch.cuda.synchronize(model.device)
-    free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
-    # The graphs hold on to addresses of this pool: the real one needs graphs of its own.
-    del runner, executor
+    longest = longest_tokens(max_model_len, config.max_position_tokens)
+    step_tokens = budget_tokens(
+        scheduler.max_num_batched_tokens,
+        default_tokens=GPU_BUDGET_TOKENS,
+        chunked_prefill=scheduler.enable_chunked_prefill,
+        max_model_len=longest,
+    )
+    return Wanted(
+        share=cache.gpu_memory_utilization,
+        kv_bytes=None if cache.kv_cache_memory is None else parse_bytes(cache.kv_cache_memory),
+        kv_bytes_per_token=KVCache.bytes_per_block(
+            config.n_layers, 1, config.n_kv_heads, config.head_dim, DTYPES[settings.model.dtype]
+        ),
+        block_tokens=cache.block_size,
+        model_max_tokens=config.max_position_tokens,
+        max_model_len=max_model_len,
+        max_num_seqs=scheduler.max_num_seqs,
+        step_tokens=step_tokens,
+        fewest_step_tokens=1 if scheduler.enable_chunked_prefill else longest,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    settings: Settings
+    prepared: PreparedModel
+    config: DecoderConfig
+    device: torch.device
+    card: Card
+    wanted: Wanted
+
+    def run(self, folder: Path, stages: Stages, code_folder: Path | None) -> Runner:
+        name = self.prepared.name
+        stages.enter("weights", f"loading the weights of {name}")
+        before = read_memory(self.device)
+        model = self._load(folder, stages)
+        weights_bytes = before.free_bytes - read_memory(self.device).free_bytes
+        stages.enter("kernels", "compiling the kernels, which the first start on a machine does")
+        with alone_in(code_folder):
+            self._compile(model)
+        stages.enter("rehearsal", "rehearsing the largest step")
+        needs = self._rehearse(model, weights_bytes)
+        division = divide(name, self.card, needs, self.wanted)
+        stages.enter("kv_pool", "laying out the KV cache")
+        runner, executor = self._assemble(model, division.plan, self.wanted, eager=self._eager)
+        stages.enter("graphs", "capturing graphs of decode steps")
+        executor.capture()
+        self._log(division)
+        return runner
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return DTYPES[self.settings.model.dtype]
+
+    @property
+    def _eager(self) -> bool:
+        return self.settings.parallel.enforce_eager
+
+    def _load(self, folder: Path, stages: Stages) -> GPUDecoder:
+        sizes = (_weights_bytes(self.config, dtype) for dtype in (self._dtype, _NARROW))
+        check_weights(self.prepared.name, self.card, *sizes)
+        decoder = Decoder(self.config, dtype=self._dtype, device=self.device)
+        fill_decoder(decoder, folder, self.prepared, stages.doing)
+        longest = longest_tokens(self.wanted.max_model_len, self.wanted.model_max_tokens)
+        return GPUDecoder(decoder.eval(), longest)
+
+    def _compile(self, model: GPUDecoder) -> None:
+        """All kernels beside each other; none of those that the last start left on disk."""
+        with noted_launches() as notes:
+            dry_run(*self._assemble_for_rehearsal(model, self.wanted, eager=True))
+        _give_back()
+        compile_ahead(notes, usable_cores())
+
+    def _rehearse(self, model: GPUDecoder, weights_bytes: int) -> Needs:
+        """Raises StartupError when it does not fit, with what was found to by trying."""
+        outcome = self._try(model, weights_bytes, self.wanted)
+        if isinstance(outcome, Needs):
+            return outcome
+        fits = self._what_fits(model, weights_bytes, lowered(self.wanted, outcome))
+        raise step_too_large(self.prepared.name, self.card, self.wanted, fits)
+
+    def _what_fits(
+        self, model: GPUDecoder, weights_bytes: int, trial: Wanted | None
+    ) -> Wanted | None:
+        while trial is not None:
+            outcome = self._try(model, weights_bytes, trial)
+            if isinstance(outcome, Needs):
+                return lowered_to_fit(self.card, outcome, trial)
+            trial = lowered(trial, outcome)
+        return None
+
+    def _try(self, model: GPUDecoder, weights_bytes: int, wanted: Wanted) -> Needs | Limit:
+        """What is needed, or which limit makes too much of it."""
+        assemble = partial(self._assemble_for_rehearsal, model, wanted, eager=self._eager)
+        try:
+            return rehearse(assemble, partial(read_memory, self.device), weights_bytes)
+        except StepTooLarge as error:
+            return error.limit
+        finally:
+            _give_back()
+
+    def _assemble_for_rehearsal(
+        self, model: GPUDecoder, wanted: Wanted, *, eager: bool
+    ) -> tuple[Runner, GPUExecutor]:
+        """Over a pool of one block. Graphs hold on to addresses of a pool, so that the one to serve
+        from needs graphs of its own."""
+        plan = MemoryPlan(
+            kv_bytes_per_token=wanted.kv_bytes_per_token,
+            block_tokens=wanted.block_tokens,
+            num_blocks=NULL_BLOCKS + 1,
+            max_model_len=longest_tokens(wanted.max_model_len, wanted.model_max_tokens),
+        )
+        return self._assemble(model, plan, wanted, eager=eager)
+
+    def _assemble(
+        self, model: GPUDecoder, plan: MemoryPlan, wanted: Wanted, *, eager: bool
+    ) -> tuple[Runner, GPUExecutor]:
+        card = model_card(self.settings, self.prepared, plan, self._dtype)
+        capacity = Capacity(
+            num_blocks=plan.num_blocks,
+            max_num_seqs=wanted.max_num_seqs,
+            max_num_batched_tokens=wanted.step_tokens,
+            kv_bytes_per_token=plan.kv_bytes_per_token,
+            device=str(self.device),
+        )
+        batch = new_batch(card, capacity)
+        executor = GPUExecutor(
+            model,
+            self._pool(plan),
+            batch,
+            vocab_tokens=card.vocab_tokens,
+            eos_token_ids=card.eos_token_ids,
+            max_step_tokens=wanted.step_tokens,
+            eager=eager,
+        )
+        return Runner(executor, batch, card, capacity), executor
+
+    def _pool(self, plan: MemoryPlan) -> KVCache:
+        config = self.config
+        return KVCache(
+            config.n_layers,
+            plan.num_blocks,
+            plan.block_tokens,
+            config.n_kv_heads,
+            config.head_dim,
+            self._dtype,
+            self.device,
+        )
+
+    def _log(self, division: Division) -> None:
+        log.info(
+            "memory_divided",
+            model=self.prepared.name,
+            **division_figures(division, self.wanted),
+            table=division_table(division, self.wanted),
+        )
+
+
+def _weights_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    return sum(weight.nbytes for weight in Decoder(config, dtype=dtype, device="meta").parameters())
+
+
+def _give_back() -> None:
+    """To the device, what nobody refers to any more."""
     gc.collect()
     torch.cuda.empty_cache()
-    return total_bytes - free_bytes
-
-
-def _plan(model: _Model, taken_bytes: int) -> MemoryPlan:
-    settings = model.settings
-    _, total_bytes = torch.cuda.mem_get_info(model.device)
-    share = settings.cache.gpu_memory_utilization
-    room_bytes = int(share * total_bytes) - taken_bytes
-    wanted = settings.cache.kv_cache_memory
-    pool_bytes = room_bytes if wanted is None else parse_bytes(wanted)
-    if pool_bytes > total_bytes - taken_bytes or room_bytes <= 0:
-        raise StartupError(
-            f"no room for the KV cache of {model.prepared.name}: {show_bytes(taken_bytes)} of "
-            f"{show_bytes(total_bytes)} are taken by weights, working memory and other processes, "
-            f"at --gpu-memory-utilization {share}: raise it, lower --max-num-batched-tokens or "
-            "--kv-cache-memory, or free the device's memory"
-        )
-    return plan_memory(
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        block_tokens=settings.cache.block_size,
-        pool_bytes=pool_bytes,
-        model_max_tokens=model.config.max_position_tokens,
-        max_model_len=settings.model.max_model_len,
-        max_num_seqs=settings.scheduler.max_num_seqs,
-    )
-
-
-def _assemble(model: _Model, plan: MemoryPlan) -> tuple[Runner, GPUExecutor]:
-    settings, config = model.settings, model.config
-    card = model_card(settings, model.prepared, plan, model.dtype)
-    capacity = _capacity(settings, plan, model.device)
-    batch = new_batch(card, capacity)
-    kv = KVCache(
-        config.n_layers,
-        plan.num_blocks,
-        plan.block_tokens,
-        config.n_kv_heads,
-        config.head_dim,
-        model.dtype,
-        model.device,
-    )
-    executor = _executor(model, kv, batch, card, capacity)
-    return Runner(executor, batch, card, capacity), executor
-
-
-def _executor(
-    model: _Model, kv: KVCache, batch: Batch, card: ModelCard, capacity: Capacity
-) -> GPUExecutor:
-    return GPUExecutor(
-        model.decoder,
-        kv,
-        batch,
-        vocab_tokens=card.vocab_tokens,
-        eos_token_ids=card.eos_token_ids,
-        max_step_tokens=capacity.max_num_batched_tokens,
-        eager=model.settings.parallel.enforce_eager,
-    )
-
-
-def _capacity(settings: Settings, plan: MemoryPlan, device: torch.device) -> Capacity:
-    scheduler = settings.scheduler
-    return Capacity(
-        num_blocks=plan.num_blocks,
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=budget_tokens(
-            scheduler.max_num_batched_tokens,
-            default_tokens=GPU_BUDGET_TOKENS,
-            chunked_prefill=scheduler.enable_chunked_prefill,
-            max_model_len=plan.max_model_len,
-        ),
-        kv_bytes_per_token=plan.kv_bytes_per_token,
-        device=str(device),
-    )
-
-
-def _log_division(model: _Model, plan: MemoryPlan, capacity: Capacity, taken_bytes: int) -> None:
-    log.info(
-        "memory_divided",
-        model=model.prepared.name,
-        device=torch.cuda.get_device_name(model.device),
-        weights=show_bytes(model.weights_bytes),
-        weights_bytes=model.weights_bytes,
-        all_but_kv_pool=show_bytes(taken_bytes),
-        kv_pool=show_bytes(plan.kv_pool_bytes),
-        kv_bytes_per_token=plan.kv_bytes_per_token,
-        kv_blocks=plan.num_blocks,
-        kv_tokens=plan.kv_tokens,
-        max_model_len=plan.max_model_len,
-        fitting_requests=plan.fitting_requests,
-        budget_tokens=capacity.max_num_batched_tokens,
-    )

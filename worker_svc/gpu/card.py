@@ -1,15 +1,28 @@
-"""Which GPU this process computes on, and whether it can."""
+"""Which GPU this process computes on, whether it can, and how its memory stands."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
 from pagemesh.shared.errors import StartupError
+from pagemesh.worker_svc.gpu.memory import Card
+from pagemesh.worker_svc.gpu.tenants import co_tenants
 
 _OLDEST: Final = (8, 0)
+
+
+class Reading(NamedTuple):
+    """Bytes of a device: free for anybody; allocated by this process's tensors now, and at most
+    since the last reading; reserved for them. And how many allocations have failed so far."""
+
+    free_bytes: int
+    allocated_bytes: int
+    peak_bytes: int
+    reserved_bytes: int
+    n_failed: int
 
 
 def why_not() -> str | None:
@@ -42,3 +55,30 @@ def require_card() -> torch.device:
     if reason is not None:
         raise StartupError(reason)
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def look_at(device: torch.device) -> Card:
+    """The card before anything is loaded: what is in use now is others' and CUDA's own."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    properties = torch.cuda.get_device_properties(device)
+    return Card(
+        name=properties.name,
+        total_bytes=total_bytes,
+        others_bytes=total_bytes - free_bytes,
+        tenants=tuple(co_tenants(str(properties.uuid))),
+    )
+
+
+def read_memory(device: torch.device) -> Reading:
+    """Once everything launched so far is done."""
+    torch.cuda.synchronize(device)
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    reading = Reading(
+        free_bytes=free_bytes,
+        allocated_bytes=torch.cuda.memory_allocated(device),
+        peak_bytes=torch.cuda.max_memory_allocated(device),
+        reserved_bytes=torch.cuda.memory_reserved(device),
+        n_failed=torch.cuda.memory_stats(device).get("num_ooms", 0),
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    return reading

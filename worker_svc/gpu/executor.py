@@ -149,11 +149,21 @@ class GPUExecutor:
         if not self._eager:
             self._capture(self.graphs.hot_sizes)
 
+    def launch_decodes(self) -> None:
+        """The steps that `capture` makes graphs of, on rows of no sequence."""
+        self._place_padding()
+        for size in self.graphs.hot_sizes:
+            self._launch_decode(size)
+
     def _capture(self, sizes: list[int]) -> None:
-        # A graph is launched once before it is captured: on rows of no sequence.
+        # A graph is launched once before it is captured.
+        self._place_padding()
+        self.graphs.capture(sizes)
+
+    def _place_padding(self) -> None:
+        """Rows of no sequence."""
         self._rows.copy_(self._padding)
         self._decoded = None
-        self.graphs.capture(sizes)
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
         """Tokens that were sampled stand where they belong, and are counted, already."""

@@ -1,22 +1,20 @@
 """How the memory of a GPU is divided: weights, working memory, graphs, and the KV pool from what
-they leave. Pure arithmetic on what was measured; a remedy that is named has been tried in it."""
+they leave. Pure arithmetic on what was measured."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Final, NamedTuple
+from typing import Final, Literal
 
-from pagemesh.shared.errors import StartupError
+from pagemesh.shared.errors import PagemeshError
 from pagemesh.shared.settings import MaxModelLen
 from pagemesh.worker_svc.gpu.tenants import Tenant
 from pagemesh.worker_svc.memory import (
     NULL_BLOCKS,
     MemoryPlan,
     blocks_for,
-    longest_tokens,
+    plan_figures,
     plan_memory,
     pool_line,
     show_bytes,
@@ -24,9 +22,9 @@ from pagemesh.worker_svc.memory import (
 
 RESERVE_BYTES: Final = 2**28
 """Left alone where others leave less than our share: theirs and ours may grow a little."""
-_SHARES: Final = 1000
-_STEP_TOKENS: Final = 64
-_MIB: Final = 2**20
+
+Limit = Literal["step_tokens", "max_num_seqs"]
+"""A setting that makes steps smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +41,14 @@ class Card:
     def left_bytes(self) -> int:
         """What this worker may take at most."""
         return max(0, self.total_bytes - self.others_bytes - RESERVE_BYTES)
+
+    @property
+    def holders(self) -> str:
+        """The tenants in words; empty where none are known."""
+        return ", ".join(
+            f"{tenant.name}, process {tenant.pid}: {show_bytes(tenant.used_bytes)}"
+            for tenant in self.tenants
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +89,7 @@ class Wanted:
     max_model_len: MaxModelLen
     max_num_seqs: int
     step_tokens: int
-    fewest_step_tokens: int = _STEP_TOKENS
+    fewest_step_tokens: int = 1
 
     @property
     def least_pool_bytes(self) -> int:
@@ -107,20 +113,11 @@ class Division:
         return self.card.total_bytes - taken_bytes
 
 
-def divide(model: str, card: Card, needs: Needs, wanted: Wanted) -> Division:
-    """Raises StartupError with the changes that would work, each by itself."""
-    longest_tokens(wanted.max_model_len, wanted.model_max_tokens)
-    plan = _plan(card, needs, wanted)
-    if plan is None:
-        raise StartupError(_too_little(model, card, needs, wanted))
-    return Division(card, needs, plan)
-
-
-def _plan(card: Card, needs: Needs, wanted: Wanted) -> MemoryPlan | None:
+def plan_of(card: Card, needs: Needs, wanted: Wanted) -> MemoryPlan | None:
     """None when it does not fit."""
-    room_bytes = _room_bytes(card, needs, wanted)
-    pool_bytes = room_bytes if wanted.kv_bytes is None else wanted.kv_bytes
-    if not wanted.least_pool_bytes <= pool_bytes <= room_bytes:
+    room = room_bytes(card, needs, wanted)
+    pool_bytes = room if wanted.kv_bytes is None else wanted.kv_bytes
+    if not wanted.least_pool_bytes <= pool_bytes <= room:
         return None
     return plan_memory(
         kv_bytes_per_token=wanted.kv_bytes_per_token,
@@ -132,7 +129,7 @@ def _plan(card: Card, needs: Needs, wanted: Wanted) -> MemoryPlan | None:
     )
 
 
-def _room_bytes(card: Card, needs: Needs, wanted: Wanted) -> int:
+def room_bytes(card: Card, needs: Needs, wanted: Wanted) -> int:
     """What is left for the KV pool; negative when not even the rest fits."""
     limit_bytes = card.left_bytes
     if wanted.kv_bytes is None:  # a size that is given is absolute
@@ -140,119 +137,42 @@ def _room_bytes(card: Card, needs: Needs, wanted: Wanted) -> int:
     return limit_bytes - needs.total_bytes
 
 
-# -- when it does not fit -------------------------------------------------------------------------
+class StepTooLarge(PagemeshError):
+    """A step did not fit the device. `limit` would make it smaller."""
+
+    def __init__(self, limit: Limit) -> None:
+        super().__init__(f"a step does not fit the device: lower {limit}")
+        self.limit: Limit = limit
 
 
-class _Way(NamedTuple):
-    """A setting, and its values from the mildest change on: if one works, so do those after it."""
-
-    flag: str
-    field: str
-    values: Sequence[Any]
-
-
-def remedies(card: Card, needs: Needs, wanted: Wanted) -> Iterator[str]:
-    """Flags with the mildest value that makes the plan succeed, each by itself."""
-    for way in _ways(card, needs, wanted):
-
-        def works(value: Any, field: str = way.field) -> bool:
-            changed = replace(wanted, **{field: value})
-            return _plan(card, needs.at(wanted, changed), changed) is not None
-
-        found = bisect_left(way.values, True, key=works)
-        if found < len(way.values):
-            yield f"{way.flag} {_shown(way.values[found])}"
+def lowered(wanted: Wanted, limit: Limit) -> Wanted | None:
+    """With half of the limit; None below what is of use."""
+    least = {"step_tokens": wanted.fewest_step_tokens, "max_num_seqs": 1}[limit]
+    half = getattr(wanted, limit) // 2
+    return replace(wanted, **{limit: half}) if half >= least else None
 
 
-def _ways(card: Card, needs: Needs, wanted: Wanted) -> Iterator[_Way]:
-    if wanted.kv_bytes is None:
-        steps = range(int(wanted.share * _SHARES) + 1, _SHARES + 1)
-        yield _Way("--gpu-memory-utilization", "share", [step / _SHARES for step in steps])
-    else:
-        pool_bytes = min(
-            max(wanted.kv_bytes, wanted.least_pool_bytes), _room_bytes(card, needs, wanted)
-        )
-        yield _Way("--kv-cache-memory", "kv_bytes", [pool_bytes])
-    if wanted.max_model_len != "auto":
-        yield _Way("--max-model-len", "max_model_len", range(int(wanted.max_model_len) - 1, 0, -1))
-    fewer = range(
-        (wanted.step_tokens - 1) // _STEP_TOKENS * _STEP_TOKENS,
-        wanted.fewest_step_tokens - 1,
-        -_STEP_TOKENS,
-    )
-    yield _Way("--max-num-batched-tokens", "step_tokens", fewer)
-    yield _Way("--max-num-seqs", "max_num_seqs", range(wanted.max_num_seqs - 1, 0, -1))
+def lowered_to_fit(card: Card, needs: Needs, measured: Wanted) -> Wanted | None:
+    """`measured`, with as few tokens in a step as leave room for a KV pool."""
+    trial: Wanted | None = measured
+    while trial is not None and plan_of(card, needs.at(measured, trial), trial) is None:
+        trial = lowered(trial, "step_tokens")
+    return trial
 
 
-def _shown(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _too_little(model: str, card: Card, needs: Needs, wanted: Wanted) -> str:
-    room_bytes = max(0, _room_bytes(card, needs, wanted))
-    least_bytes = max(wanted.least_pool_bytes, wanted.kv_bytes or 0)
-    limit = "" if wanted.kv_bytes else f" at --gpu-memory-utilization {wanted.share:g}"
-    return (
-        f"the KV cache of {model} does not fit {card.name}: of {show_bytes(card.total_bytes)}, "
-        f"{_taken(card)}, this worker's weights, steps and graphs take "
-        f"{show_bytes(needs.total_bytes)}, and {show_bytes(room_bytes)} are left{limit} where "
-        f"{show_bytes(least_bytes)} are needed: {_advice(card, needs, wanted)}"
-    )
-
-
-def _advice(card: Card, needs: Needs, wanted: Wanted) -> str:
-    ways = list(remedies(card, needs, wanted))
-    return f"set {' or '.join(ways)}" if ways else _elsewhere(card)
-
-
-def check_weights(model: str, card: Card, weights_bytes: int, half_bytes: int) -> None:
-    """Before anything is loaded. `half_bytes` is what they take in 16 bits. Raises StartupError
-    when they do not fit."""
-    if weights_bytes <= card.left_bytes:
-        return
-    way = "set --dtype bfloat16" if half_bytes <= card.left_bytes else _elsewhere(card)
-    raise StartupError(
-        f"the weights of {model}, {show_bytes(weights_bytes)}, do not fit {card.name}: of "
-        f"{show_bytes(card.total_bytes)}, {_taken(card)}: {way}"
-    )
-
-
-def step_too_large(model: str, card: Card, wanted: Wanted, passed: Wanted | None) -> StartupError:
-    """`passed`: what was found to fit in place of `wanted`."""
-    return StartupError(
-        f"steps of {wanted.step_tokens} tokens and {wanted.max_num_seqs} requests do not fit "
-        f"{card.name} beside the weights of {model}: of {show_bytes(card.total_bytes)}, "
-        f"{_taken(card)}: {_elsewhere(card) if passed is None else _lowered(wanted, passed)}"
-    )
-
-
-def _lowered(wanted: Wanted, passed: Wanted) -> str:
-    flags = []
-    if passed.step_tokens < wanted.step_tokens:
-        flags.append(f"--max-num-batched-tokens {passed.step_tokens}")
-    if passed.max_num_seqs < wanted.max_num_seqs:
-        flags.append(f"--max-num-seqs {passed.max_num_seqs}")
-    return f"set {' '.join(flags)}"
-
-
-def _taken(card: Card) -> str:
-    holders = f" ({_holders(card)})" if card.tenants else ""
-    return f"{show_bytes(card.others_bytes)} were in use before{holders}"
-
-
-def _holders(card: Card) -> str:
-    return ", ".join(
-        f"{tenant.name}, process {tenant.pid}: {show_bytes(tenant.used_bytes)}"
-        for tenant in card.tenants
-    )
-
-
-def _elsewhere(card: Card) -> str:
-    first = "stop what else runs there, " if card.tenants else ""
-    return f"{first}choose another GPU with CUDA_VISIBLE_DEVICES, or serve a smaller model"
-
-
-# -- the numbers of a start -----------------------------------------------------------------------
+def division_figures(division: Division, wanted: Wanted) -> dict[str, int | str]:
+    card, needs = division.card, division.needs
+    return {
+        "device": card.name,
+        "total_bytes": card.total_bytes,
+        "others_bytes": card.others_bytes,
+        "weights_bytes": needs.weights_bytes,
+        "step_bytes": needs.slots_bytes + needs.step_bytes,
+        "graphs_bytes": needs.graphs_bytes,
+        "free_bytes": division.free_bytes,
+        "budget_tokens": wanted.step_tokens,
+        **plan_figures(division.plan),
+    }
 
 
 def division_table(division: Division, wanted: Wanted) -> list[tuple[str, str]]:
@@ -278,4 +198,4 @@ def _in_use(card: Card) -> str:
     if not card.tenants:
         return f"{show_bytes(card.others_bytes)} (other processes and CUDA itself)"
     itself = max(0, card.others_bytes - sum(tenant.used_bytes for tenant in card.tenants))
-    return f"{show_bytes(card.others_bytes)} ({_holders(card)}; CUDA itself {show_bytes(itself)})"
+    return f"{show_bytes(card.others_bytes)} ({card.holders}; CUDA itself {show_bytes(itself)})"

@@ -1,0 +1,101 @@
+"""All kernels are known before the first request, and compiled once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pagemesh.kernels.gpu.code_folder import VARIABLE, keep_compiled
+from pagemesh.kernels.gpu.kernel import Kernel
+
+PROGRAM = Path(__file__).with_name("compile_ahead_program.py")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("triton")
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ | {VARIABLE: str(folder)},
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout) | {"cubins": len(list(folder.rglob("*.cubin")))}
+
+
+def test_a_dry_run_reaches_the_kernels_of_every_kind_of_step(found: dict[str, Any]) -> None:
+    kinds = {
+        "_prefill_attention",
+        "_decode_kernel",
+        "_survey_kernel",
+        "_penalise_kernel",
+        "_scatter",
+    }
+    assert kinds <= set(found["rehearsed"])
+
+
+def test_no_later_step_needs_a_kernel_that_the_dry_run_did_not(found: dict[str, Any]) -> None:
+    assert found["new_later"] == []
+
+
+def test_what_was_noted_is_compiled_once_and_found_on_disk(found: dict[str, Any]) -> None:
+    half = len(found["hits"]) // 2
+    assert half == found["cubins"] > 0
+    assert found["hits"] == [False] * half + [True] * half
+
+
+def test_a_launch_finds_what_was_compiled_ahead(found: dict[str, Any]) -> None:
+    assert set(found["at_hand"]) == {True}
+
+
+def test_a_launch_that_was_only_noted_is_made_the_next_time() -> None:
+    launches: list[str] = []
+
+    def jit_launch(*_: object, **__: object) -> None:
+        launches.append("asked")
+
+    class Jit:
+        params = (SimpleNamespace(name="x", default=None),)
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return jit_launch
+
+    kernel = Kernel(Jit())
+    for _ in range(2):
+        kernel[(1,)](7)
+    assert launches == ["asked", "asked"]
+
+
+def test_the_folder_is_ours_unless_the_user_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(VARIABLE, raising=False)
+    folder = keep_compiled()
+    assert folder == tmp_path / "pagemesh" / "kernels" / "triton"
+    assert folder.is_dir()
+    assert os.environ[VARIABLE] == str(folder)
+    monkeypatch.setenv(VARIABLE, "/chosen")
+    assert keep_compiled() == Path("/chosen")
+
+
+def test_where_no_folder_can_be_kept_it_is_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv(VARIABLE, "")
+    folder = keep_compiled()
+    assert folder.is_dir()
+    assert "pagemesh-kernels-" in folder.name
+    folder.rmdir()
