@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
@@ -25,6 +26,8 @@ from pagemesh.kernels.inputs import AttentionInputs
 
 LOG2_E: Final = math.log2(math.e)
 HEAD_DIMS: Final = (64, 128)
+PAGES: Final = (16, 32, 64, 128)
+"""Tokens of a page."""
 _NO_WINDOW: Final = 2**30
 _GLUON_TYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 # Registers of a thread at the start, when all warpgroups (a loading one, too) have as many: the
@@ -60,20 +63,15 @@ def choose_config(head_dim: int) -> HopperConfig:
 def fits(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> bool:
     """Whether the kernel takes these, on this device: 16-bit types, heads of 64 or 128, pages of 16
     to 128 tokens (a power of two), tokens and pages that begin at multiples of 16 bytes."""
-    head_dim, page = k_cache.shape[3], k_cache.shape[2]
-    suits = q.dtype in _GLUON_TYPES and head_dim in HEAD_DIMS and page in (16, 32, 64, 128)
-    return (
-        suits
-        and is_hopper()
-        and all(_whole_rows(x) for x in (q, out))
-        and all(_whole_rows(x) for x in (k_cache, v_cache))
-    )
+    _, _, page, head_dim = k_cache.shape
+    suits = q.dtype in _GLUON_TYPES and head_dim in HEAD_DIMS and page in PAGES
+    return suits and is_hopper() and all(_aligned(x) for x in (q, k_cache, v_cache, out))
 
 
-def _whole_rows(x: Tensor) -> bool:
-    """Whether the last `dims` - 1 dimensions lie in one piece, and every piece is aligned."""
-    piece = x[0].is_contiguous() if x.shape[0] else True
-    return piece and x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+def _aligned(x: Tensor) -> bool:
+    """Whether what is behind the first dimension lies in one piece, and every piece is aligned."""
+    whole = x.shape[0] == 0 or x[0].is_contiguous()
+    return whole and x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
 
 
 def prefill_attention_hopper(
@@ -102,8 +100,9 @@ def prefill_attention_hopper(
     pieces = n_blocks * cut.bundles
     programs = min(pieces, multiprocessors())
     prefill_hopper_kernel[(programs,)](
-        _tiles(q, [cut.wg_tokens, cut.pack, PANEL.value]),
-        *(_tiles(cache.flatten(1, 2), [1, cut.box, PANEL.value]) for cache in (k_cache, v_cache)),
+        _boxes(q, cut.wg_tokens, cut.pack, PANEL.value),
+        _boxes(k_cache.flatten(1, 2), 1, cut.box, PANEL.value),
+        _boxes(v_cache.flatten(1, 2), 1, cut.box, PANEL.value),
         out,
         inputs.query_start,
         inputs.seq_lens,
@@ -146,6 +145,10 @@ def make_cut(q: Tensor, k_cache: Tensor, config: HopperConfig, *, windowed: bool
     )
 
 
-def _tiles(x: Tensor, box: list[int]) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_TYPES[x.dtype])
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+def _boxes(x: Tensor, *box: int) -> TensorDescriptor:
+    return TensorDescriptor(x, [*x.shape], [*x.stride()], [*box], _memory(box, x.dtype))
+
+
+@cache
+def _memory(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([*box], _GLUON_TYPES[dtype])

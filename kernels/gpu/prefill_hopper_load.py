@@ -218,7 +218,8 @@ def _pages(table, tile, seq_len, CUT: gl.constexpr):
     pages = ()
     for box in gl.static_range(boxes):
         key = tile * CUT.tile + box * CUT.box
-        pages = pages + (gl.load(table + key // CUT.page, mask=key < seq_len, other=-1),)  # noqa: RUF005
+        page = gl.load(table + key // CUT.page, mask=key < seq_len, other=-1)
+        pages = pages + (page,)  # type: ignore[assignment] # noqa: RUF005
     return pages
 
 
