@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from pagemesh.banner import banner, gateway_url
 from pagemesh.children import line_writer, service_spec
 from pagemesh.embedded_valkey import embedded_valkey
+from pagemesh.idle_gpus import idle_gpus
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.logs import is_human
 from pagemesh.shared.prepared import load_prepared, prepared_folder
@@ -184,6 +185,9 @@ async def _run_mesh(supervisor: Supervisor, settings: Settings, valkey: ChildSpe
     await first(supervisor.watch(), _wait_until_ready(settings))
     supervisor.mark_ready()
     print(banner(settings, _model_name(settings)), flush=True)
+    hint = await idle_gpus(settings)
+    if hint is not None:
+        print(f"{hint}\n", flush=True)
     await supervisor.watch()
 
 
