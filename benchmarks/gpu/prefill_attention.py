@@ -27,8 +27,17 @@ from typing import Any
 
 import torch
 from parts.agreement import relative_error
-from parts.prefill_cells import CASES, DTYPE, Attention, Layer, Prompts, chunks, prompts, teraflops
-from parts.prefill_cells import step_inputs as inputs_of
+from parts.prefill_cells import (
+    CASES,
+    DTYPE,
+    Attention,
+    Layer,
+    Prompts,
+    chunks,
+    prompts,
+    step_inputs,
+    teraflops,
+)
 from parts.prefill_libraries import contiguous, gathered
 from torch.nn.attention import SDPBackend
 
@@ -78,6 +87,10 @@ HOPPER_CONFIGS = {
 }
 
 
+Choice = tuple[str, PrefillConfig | HopperConfig]
+"""A kernel and its configuration."""
+
+
 def kernels(head_dim: int) -> dict[str, Attention]:
     """As the product calls them."""
     named: dict[str, Attention] = {"triton": prefill_attention}
@@ -86,16 +99,34 @@ def kernels(head_dim: int) -> dict[str, Attention]:
     return named
 
 
-def configured(head_dim: int) -> dict[str, Attention]:
-    """By name, with every configuration."""
-    named: dict[str, Attention] = {
-        f"triton {', '.join(map(str, astuple(c)))}": partial(prefill_attention, config=c)
-        for c in TRITON_CONFIGS[head_dim]
-    }
+def choices(head_dim: int) -> list[Choice]:
+    """All that are measured."""
+    listed: list[Choice] = [("triton", c) for c in TRITON_CONFIGS[head_dim]]
     if "hopper" in kernels(head_dim):
-        for c in HOPPER_CONFIGS[head_dim]:
-            named[f"hopper {config_text(c)}"] = partial(prefill_attention_hopper, config=c)
-    return named
+        listed += [("hopper", c) for c in HOPPER_CONFIGS[head_dim]]
+    return listed
+
+
+def same_bits(kernel: str, head_dim: int) -> list[Choice]:
+    """What the product chooses, and what must sum in the same order: tiles of the same size."""
+    if kernel == "triton":
+        return [(kernel, triton_kernel.choose_config(DTYPE, head_dim, n)) for n in (1024, 1)]
+    tile_tokens = hopper_kernel.choose_config(head_dim).tile_tokens
+    return [(kernel, c) for c in HOPPER_CONFIGS[head_dim] if c.tile_tokens == tile_tokens]
+
+
+def attention_of(choice: Choice) -> Attention:
+    kernel, config = choice
+    return partial(
+        {"triton": prefill_attention, "hopper": prefill_attention_hopper}[kernel], config=config
+    )
+
+
+def choice_text(choice: Choice) -> str:
+    kernel, config = choice
+    if isinstance(config, HopperConfig):
+        return f"{kernel} {config_text(config)}"
+    return f"{kernel} {', '.join(map(str, astuple(config)))}"
 
 
 def config_text(c: HopperConfig) -> str:
@@ -136,24 +167,15 @@ def reference(batch: Prompts, window: int | None) -> torch.Tensor:
 
 
 def check_bits(layer: Layer) -> None:
-    """Of the configurations with the same tiles: the others may sum in another order."""
+    """Of a prompt in chunks, and twice in one piece with every configuration."""
     chunked = prompts(chunks(4000, 333), layer, BLOCK_TOKENS[0])
-    whole = inputs_of([(4000, 4000)], chunked.steps[0].block_tables)
-    for attention in kernels(layer.head_dim).values():
+    whole = step_inputs([(4000, 4000)], chunked.steps[0].block_tables)
+    for name, attention in kernels(layer.head_dim).items():
         chunked.run(attention)
-        for again in same_bits(attention, layer.head_dim):
+        for choice in same_bits(name, layer.head_dim) * 2:
             out = torch.full_like(chunked.out, torch.nan)
-            replace(chunked, out=out, steps=[whole]).run(again)
-            assert torch.equal(out, chunked.out), (layer, again)
-
-
-def same_bits(attention: Attention, head_dim: int) -> list[Attention]:
-    if attention is prefill_attention:
-        chosen = (triton_kernel.choose_config(DTYPE, head_dim, rows) for rows in (1024, 1))
-        return [partial(attention, config=c) for c in chosen]
-    tile_tokens = hopper_kernel.choose_config(head_dim).tile_tokens
-    alike = [c for c in HOPPER_CONFIGS[head_dim] if c.tile_tokens == tile_tokens]
-    return [attention, attention, *(partial(attention, config=c) for c in alike)]
+            replace(chunked, out=out, steps=[whole]).run(attention_of(choice))
+            assert torch.equal(out, chunked.out), (layer, choice)
 
 
 # -- speed ----------------------------------------------------------------------------------------
@@ -226,66 +248,72 @@ def rates(layer: Layer, times_s: list[float]) -> list[float]:
     return [done / time_s for done, time_s in zip(work, times_s, strict=True)]
 
 
-def line(layer: Layer, block_tokens: int, what: str, teraflops_s: list[float]) -> str:
-    cells = "".join(f"{rate:12.0f}" for rate in teraflops_s)
-    return f"{layer!s:12} {block_tokens:4} {what:28}{cells}"
-
-
 def sweep() -> None:
     cells = "".join(f"{name:>12}" for name in CASES)
     print(f"{'heads':12} page {'':28}{cells}   TFLOP/s")
-    swept: set[int] = set()
     best: dict[int, str] = {}
     for layer in LAYERS:
         for block_tokens in BLOCK_TOKENS:
             batches = buffers(layer, block_tokens)
-            first = layer.head_dim not in swept
-            named = (configured if first else kernels)(layer.head_dim)
-            reached = {}
-            for what, rate in kernel_rates(layer, batches, named):
-                reached[what] = rate
-                print(line(layer, block_tokens, what, rate), flush=True)
-            if first:
-                best[layer.head_dim] = fastest(reached, layer.head_dim)
-                for what, rate in library_rates(layer, batches):
-                    print(line(layer, block_tokens, what, rate), flush=True)
-            swept.add(layer.head_dim)
+            if layer.head_dim in best:
+                show(layer, block_tokens, kernel_rates(layer, batches, kernels(layer.head_dim)))
+                continue
+            listed = {choice_text(c): c for c in choices(layer.head_dim)}
+            attentions = {text: attention_of(c) for text, c in listed.items()}
+            reached = show(layer, block_tokens, kernel_rates(layer, batches, attentions))
+            best[layer.head_dim] = fastest(reached, listed)
+            show(layer, block_tokens, library_rates(layer, batches))
     print("\n".join(f"    {head_dim}: {entry}," for head_dim, entry in best.items()))
 
 
-def fastest(reached: dict[str, list[float]], head_dim: int) -> str:
+def show(
+    layer: Layer, block_tokens: int, reached: Iterator[tuple[str, list[float]]]
+) -> dict[str, list[float]]:
+    """Print as they come, and keep."""
+    kept = {}
+    for what, teraflops_s in reached:
+        kept[what] = teraflops_s
+        cells = "".join(f"{rate:12.0f}" for rate in teraflops_s)
+        print(f"{layer!s:12} {block_tokens:4} {what:28}{cells}", flush=True)
+    return kept
+
+
+def fastest(reached: dict[str, list[float]], listed: dict[str, Choice]) -> str:
     """Of the Hopper configurations, by the geometric mean of all cases."""
-    entries = {f"hopper {config_text(c)}": repr(c) for c in HOPPER_CONFIGS[head_dim]}
-    means = {w: statistics.geometric_mean(r) for w, r in reached.items() if w in entries}
-    return entries[max(means, key=lambda what: means[what])] if means else "-"
+    means = {
+        repr(config): statistics.geometric_mean(reached[text])
+        for text, (kernel, config) in listed.items()
+        if kernel == "hopper"
+    }
+    return max(means, key=lambda entry: means[entry], default="-")
 
 
 # -- compiling ------------------------------------------------------------------------------------
 
 
-def compile_variant(
-    layer: Layer, block_tokens: int, attention: Attention, window: int | None
-) -> None:
-    prompts([[(1, 1)]], layer, block_tokens).run(attention, window)
+def compile_variant(layer: Layer, block_tokens: int, choice: Choice, window: int | None) -> None:
+    prompts([[(1, 1)]], layer, block_tokens).run(attention_of(choice), window)
     torch.cuda.synchronize()
 
 
-def variants() -> Iterator[tuple[Layer, int, Attention, int | None]]:
+def variants() -> Iterator[tuple[Layer, int, Choice, int | None]]:
     for layer, block_tokens, window in checked():
-        for attention in kernels(layer.head_dim).values():
-            yield layer, block_tokens, attention, window
+        for name in kernels(layer.head_dim):
+            for choice in same_bits(name, layer.head_dim):
+                if name == "triton" or choice[1] == hopper_kernel.choose_config(layer.head_dim):
+                    yield layer, block_tokens, choice, window
     for layer in (*LAYERS, WIDE):
-        for attention in kernels(layer.head_dim).values():
-            for again in same_bits(attention, layer.head_dim):
-                yield layer, BLOCK_TOKENS[0], again, None
+        for name in kernels(layer.head_dim):
+            for choice in same_bits(name, layer.head_dim):
+                yield layer, BLOCK_TOKENS[0], choice, None
     for layer in LAYERS[:2]:
-        for attention in configured(layer.head_dim).values():
-            yield layer, BLOCK_TOKENS[0], attention, None
+        for choice in choices(layer.head_dim):
+            yield layer, BLOCK_TOKENS[0], choice, None
 
 
 def compile_all() -> None:
     start = time.monotonic()
-    todo = list(variants())
+    todo = list(dict.fromkeys(variants()))
     with ProcessPoolExecutor(COMPILERS, get_context("spawn")) as pool:
         list(pool.map(compile_variant, *zip(*todo, strict=True)))
     print(f"compiled {len(todo)} variants in {time.monotonic() - start:.0f} s", flush=True)
