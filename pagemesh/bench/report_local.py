@@ -63,22 +63,42 @@ def row_json(row: Row) -> dict[str, Any]:
 def startup_lines(runs: list[StartupRun]) -> Iterable[str]:
     """Medians over the runs, every value beside them; the highest memory peaks."""
     for key, label in _MOMENTS.items():
-        values = [getattr(run, key) for run in runs]
-        shown = " ".join(f"{value:.2f}" for value in values)
-        yield f"{label:<14}{median(values):9.2f} s  ({shown})"
+        yield _seconds_line(label, [getattr(run, key) for run in runs])
+    stages = _stages(runs)
+    if stages:
+        yield "the worker's start"
+    for name, values in stages.items():
+        yield _seconds_line(f"  {name.replace('_', ' ')}", values)
     yield f"{'peak memory':<14}{'PSS MiB':>9}{'RSS MiB':>10}"
     for service, use in _peaks(runs).items():
         yield f"  {service:<12}{use.pss / _MIB:9.1f}{use.rss / _MIB:10.1f}"
+
+
+def _seconds_line(label: str, values: list[float]) -> str:
+    shown = " ".join(f"{value:.2f}" for value in values)
+    return f"{label:<14}{median(values):9.2f} s  ({shown})"
+
+
+def _stages(runs: list[StartupRun]) -> dict[str, list[float]]:
+    """The seconds of each stage of the worker's start, in all runs that tell them."""
+    names = dict.fromkeys(name for run in runs for name in run.worker_stages_s)
+    told = [run.worker_stages_s for run in runs if run.worker_stages_s]
+    return {name: [stages.get(name, 0.0) for stages in told] for name in names}
 
 
 def startup_json(runs: list[StartupRun]) -> dict[str, Any]:
     return {
         "runs": [
             {key: getattr(run, key) for key in _MOMENTS}
-            | {"peak_memory_bytes": _named(run.memory.by_service, run.memory.total)}
+            | {
+                "worker_stages_s": run.worker_stages_s,
+                "memory_division": run.division,
+                "peak_memory_bytes": _named(run.memory.by_service, run.memory.total),
+            }
             for run in runs
         ],
         **{f"median_{key}": median(getattr(run, key) for run in runs) for key in _MOMENTS},
+        "median_worker_stages_s": {name: median(values) for name, values in _stages(runs).items()},
         "peak_memory_bytes": {name: use._asdict() for name, use in _peaks(runs).items()},
     }
 

@@ -12,14 +12,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
+import msgspec
+from msgspec.structs import replace
 
 from pagemesh.banner import gateway_url
 from pagemesh.bench.memory import MemoryPeaks, sample_tree
 from pagemesh.shared.errors import StartupError
-from pagemesh.shared.settings import Settings
+from pagemesh.shared.settings import LogSettings, Settings
 from pagemesh.shared.settings_sources import environ_of, is_ours
 from pagemesh.supervisor import guarded
 
@@ -28,17 +30,23 @@ _STOP_MARGIN_S: Final = 10.0
 _POLL_S: Final = 0.01
 _SAMPLE_S: Final = 0.2
 _TAIL_LINES: Final = 10
+_LOG_FIELDS: Final = ("event", "level", "logger", "service", "timestamp")
+# What the worker tells of its start is read from its log.
+_LOG: Final = LogSettings(log_level="info", log_format="json")
 
 
 @dataclass(slots=True)
 class StartupRun:
     """Seconds from the start of the command until the gateway listened, was ready (an engine is
-    up), and had answered a request for one token."""
+    up), and had answered a request for one token; and those of each stage of the worker's start,
+    which is a part of the time until ready. `division` is what the worker says of its memory."""
 
     listening_s: float = 0.0
     ready_s: float = 0.0
     first_answer_s: float = 0.0
     memory: MemoryPeaks = field(default_factory=MemoryPeaks)
+    worker_stages_s: dict[str, float] = field(default_factory=dict)
+    division: dict[str, Any] = field(default_factory=dict)
 
 
 async def measure_startup(settings: Settings) -> StartupRun:
@@ -66,7 +74,26 @@ async def _measured(
             run.ready_s = elapsed_s()
             await client.ask_for_one_token()
             run.first_answer_s = elapsed_s()
+    _add_worker(run, log)
     return run
+
+
+def _add_worker(run: StartupRun, log: Path) -> None:
+    events = worker_events(log.read_text(errors="replace"))
+    run.worker_stages_s = events.get("started", {}).get("seconds", {})
+    run.division = events.get("memory_divided", {})
+
+
+def worker_events(log_text: str) -> dict[str, dict[str, Any]]:
+    """The figures of each event that the worker logged, by its name; the last of each."""
+    events: dict[str, dict[str, Any]] = {}
+    for line in log_text.splitlines():
+        with suppress(msgspec.DecodeError):
+            entry = msgspec.json.decode(line)
+            if isinstance(entry, dict) and entry.get("service") == "worker":
+                figures = {name: entry[name] for name in entry if name not in _LOG_FIELDS}
+                events[str(entry.get("event"))] = figures
+    return events
 
 
 class _Client:
@@ -113,7 +140,7 @@ async def _serving(settings: Settings, log: Path) -> AsyncIterator[Process]:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=stderr,
-            env={**inherited, **environ_of(settings)},
+            env={**inherited, **environ_of(replace(settings, log=_LOG))},
         )
     try:
         yield process

@@ -53,6 +53,10 @@ def test_startup_passes_its_moments_in_order_and_leaves_nothing(
     figures = json.loads(path.read_text())
     (run,) = figures["runs"]
     assert 0 < run["listening_s"] < run["ready_s"] < run["first_answer_s"]
+    stages = run["worker_stages_s"]
+    assert list(stages) == ["imports", "weights", "kv_pool", "first_token", "total"]
+    assert 0 < stages["total"] < run["ready_s"]
+    assert run["memory_division"]["kv_pool_bytes"] <= 64 * 2**20
     memory = figures["peak_memory_bytes"]
     assert {*SERVICES, "serve", "valkey"} <= set(memory)
     assert memory["all together"]["pss"] > memory["worker"]["pss"] > 100 * 2**20
