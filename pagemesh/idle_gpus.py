@@ -22,7 +22,7 @@ _IDLE_MIB: Final = 200
 
 
 class Gpu(NamedTuple):
-    index: str
+    number: str
     uuid: str
     used_mib: int
 
@@ -72,7 +72,7 @@ def visible_gpus(gpus: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def _is(gpu: Gpu, name: str) -> bool:
-    return name == gpu.index or (name.startswith("GPU-") and gpu.uuid.startswith(name))
+    return name == gpu.number or (name.startswith("GPU-") and gpu.uuid.startswith(name))
 
 
 def idle_hint(settings: Settings, gpus: list[Gpu]) -> str | None:
@@ -87,7 +87,7 @@ def idle_hint(settings: Settings, gpus: list[Gpu]) -> str | None:
     command = f"pagemesh serve {quote(settings.model.model)} --port {settings.gateway.port + 1}"
     return (
         f"{unused}: a mesh computes on one. Start another beside it, with a port of its own:\n"
-        f"  {VISIBLE}={idle[0].index} {command}"
+        f"  {VISIBLE}={idle[0].number} {command}"
     )
 
 

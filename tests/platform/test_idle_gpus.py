@@ -46,7 +46,7 @@ def test_cards_that_do_not_tell_are_left_out() -> None:
 )
 def test_what_cuda_would_show(chosen: str | None, indices: str) -> None:
     environ = {} if chosen is None else {module.VISIBLE: chosen}
-    assert "".join(gpu.index for gpu in visible_gpus(GPUS, environ)) == indices
+    assert "".join(gpu.number for gpu in visible_gpus(GPUS, environ)) == indices
 
 
 def test_idle_cards_are_counted_and_the_first_is_put_to_use() -> None:
