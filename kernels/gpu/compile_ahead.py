@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from triton import knobs
 
+from pagemesh.kernels.gpu.kernel import Kernel
+
 
 class Note(NamedTuple):
     """A variant of a kernel: `specialization` is Triton's own description of it."""
@@ -29,7 +31,7 @@ class Note(NamedTuple):
 
 @contextmanager
 def noted_launches() -> Iterator[list[Note]]:
-    """Launches of what has not been compiled do nothing while the block runs, but for a note: what
+    """Launches do nothing while the block runs, but for a note of what has not been compiled: what
     they would write stays as it is."""
     notes: dict[Note, None] = {}
 
@@ -39,9 +41,11 @@ def noted_launches() -> Iterator[list[Note]]:
 
     collected: list[Note] = []
     before, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, note
+    Kernel.noting = True
     try:
         yield collected
     finally:
+        Kernel.noting = False
         knobs.runtime.jit_cache_hook = before
         collected += notes
 

@@ -8,7 +8,7 @@ key and launched as it is. A step with prompt tokens launches some three hundred
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import triton
 from torch import Tensor
@@ -32,20 +32,26 @@ class Kernel:
     """Launched as `kernel[grid](*arguments, **constants_and_options)`. Tensors and run-time numbers
     are positional arguments, constants keywords, in every launch."""
 
+    noting: ClassVar[bool] = False
+    """Nothing is launched: what an earlier engine of this process compiled would read what others,
+    only noted (see compile_ahead.py), have not written."""
+
     def __init__(self, jit: Any) -> None:
         self._jit = jit
         self._variants: dict[tuple[Any, ...], _Variant] = {}
 
     def __getitem__(self, grid: Grid) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
+            if Kernel.noting:
+                self.warmup(*arguments, grid=grid, **options)
+                return
             key = (*map(_kind, arguments), *options.items())
             variant = self._variants.get(key)
             if variant is not None:
                 variant.launch(grid, arguments)
                 return
             compiled = self._jit[grid](*arguments, **options)
-            if compiled is not None:  # not merely noted (see compile_ahead.py)
-                self._variants[key] = _Variant(compiled, self._constants(len(arguments), options))
+            self._variants[key] = _Variant(compiled, self._constants(len(arguments), options))
 
         return launch
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from pagemesh.kernels.gpu import kernel as kernel_module
 from pagemesh.kernels.gpu.code_folder import VARIABLE, keep_compiled
+from pagemesh.kernels.gpu.compile_ahead import noted_launches
 from pagemesh.kernels.gpu.kernel import Kernel
 
 PROGRAM = Path(__file__).with_name("compile_ahead_program.py")
@@ -58,22 +60,41 @@ def test_a_launch_finds_what_was_compiled_ahead(found: dict[str, Any]) -> None:
     assert set(found["at_hand"]) == {True}
 
 
-def test_a_launch_that_was_only_noted_is_made_the_next_time() -> None:
-    launches: list[str] = []
+class Jit:
+    """Triton's part, which notes what it is asked."""
 
-    def jit_launch(*_: object, **__: object) -> None:
-        launches.append("asked")
+    params = (SimpleNamespace(name="x", default=None),)
 
-    class Jit:
-        params = (SimpleNamespace(name="x", default=None),)
+    def __init__(self) -> None:
+        self.asked: list[str] = []
 
-        def __getitem__(self, grid: tuple[int, ...]) -> Any:
-            return jit_launch
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*_: object, **__: object) -> SimpleNamespace:
+            self.asked.append("launch")
+            return SimpleNamespace(run=self._run, function=0, packed_metadata=())
 
-    kernel = Kernel(Jit())
-    for _ in range(2):
+        return launch
+
+    def _run(self, *_: object) -> None:
+        self.asked.append("launch again")
+
+    def warmup(self, *_: object, **__: object) -> None:
+        self.asked.append("compile")
+
+
+def test_nothing_is_launched_while_launches_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even what was compiled before: it would read what the others have not written."""
+    card = SimpleNamespace(get_current_device=int, get_current_stream=abs)
+    monkeypatch.setattr(kernel_module, "driver", SimpleNamespace(active=card))
+    jit = Jit()
+    kernel = Kernel(jit)
+    with noted_launches():
         kernel[(1,)](7)
-    assert launches == ["asked", "asked"]
+    kernel[(1,)](7)
+    with noted_launches():
+        kernel[(1,)](7)
+    kernel[(1,)](7)
+    assert jit.asked == ["compile", "launch", "compile", "launch again"]
 
 
 def test_the_folder_is_ours_unless_the_user_has_one(
