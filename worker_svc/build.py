@@ -17,7 +17,7 @@ from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import pack_ids
 from pagemesh.worker_svc.cpu_build import load_on_cpu
-from pagemesh.worker_svc.gpu.card import why_not
+from pagemesh.worker_svc.gpu.card import sees_a_gpu, why_not
 from pagemesh.worker_svc.runner import Runner
 from pagemesh.worker_svc.stages import Report, Stages, process_began_s
 
@@ -66,7 +66,8 @@ def _log_start(stages: Stages, code_folder: Path | None) -> None:
 
 
 def choose_device(settings: Settings) -> Device:
-    """Where this worker computes: `auto` is a GPU if one can be used. Raises SettingsError."""
+    """Where this worker computes: `auto` is a GPU if one can be used, and the log says why one that
+    is there cannot. Raises SettingsError."""
     parallel, model = settings.parallel, settings.model
     if parallel.tensor_parallel_size > 1:
         raise SettingsError(
@@ -79,6 +80,8 @@ def choose_device(settings: Settings) -> Device:
     reason = why_not()
     if reason is not None and parallel.device == "cuda":
         raise SettingsError(f"--device cuda cannot be used: {reason}", key="device")
+    if reason is not None and sees_a_gpu():
+        log.warning("gpu_left_alone", reason=reason)
     device: Device = "cpu" if reason is not None else "cuda"
     if device == "cuda" and model.quantization != "none":
         raise SettingsError(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.settings import ModelSettings, ParallelSettings, Settings
@@ -51,6 +54,28 @@ def test_rocm(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(torch.version, "hip", "6.3")
     with pytest.raises(StartupError, match="built for ROCm"):
         require_card()
+
+
+@pytest.mark.parametrize(
+    ("patched", "sentence"),
+    [
+        ((torch.version, "hip", "6.3"), "built for ROCm"),
+        ((torch.cuda, "get_device_capability", lambda: (7, 5)), "needs? 8.0"),
+        ((torch.cuda, "is_available", lambda: False), None),
+    ],
+)
+def test_a_card_that_auto_passes_over_is_told_of(
+    hopper: pytest.MonkeyPatch, patched: tuple[object, str, object], sentence: str | None
+) -> None:
+    hopper.setattr(*patched)
+    with capture_logs() as logs:
+        assert choose_device(settings("auto")) == "cpu"
+    reasons = [line["reason"] for line in logs if line["event"] == "gpu_left_alone"]
+    if sentence is None:
+        assert reasons == []
+    else:
+        [reason] = reasons
+        assert re.search(sentence, reason)
 
 
 def test_no_card(hopper: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,11 @@ def why_not() -> str | None:
     return None
 
 
+def sees_a_gpu() -> bool:
+    """Whether PyTorch sees one of any make, which may not be one that can be used."""
+    return torch.cuda.is_available()
+
+
 def require_card() -> torch.device:
     """The first device of CUDA_VISIBLE_DEVICES. Raises StartupError when it cannot be used."""
     reason = why_not()
