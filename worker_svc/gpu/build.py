@@ -73,7 +73,7 @@ def load_on_gpu(
     """
     stages.enter("device", "starting the GPU")
     device = require_card()
-    torch.cuda.set_stream(torch.cuda.Stream(device))
+    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     config = DecoderConfig.from_folder(folder)
     require_served(settings, config)
     wanted = wanted_of(settings, config)
