@@ -40,7 +40,8 @@ class KVCache:
 
         All reads come before all writes, so a block may be both a source and a destination.
         """
-        self.pool[:, :, dst] = self.pool[:, :, src]
+        for layer in self.pool:  # the copy on its way is of one layer only
+            layer[:, dst] = layer[:, src]
 
     @staticmethod
     def bytes_per_block(
