@@ -7,9 +7,11 @@ lets go of the interpreter's lock for some three quarters of its time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 from triton import knobs
@@ -52,6 +54,32 @@ def noted_launches() -> Iterator[list[Note]]:
 
 def compile_ahead(notes: list[Note], threads: int) -> None:
     """Raises what the compiler raises."""
-    with ThreadPoolExecutor(threads, thread_name_prefix="compile") as pool:
+    kernels = {note.kernel for note in notes}  # hashing one reads all of its source
+    with _read_in_turn(kernels), ThreadPoolExecutor(threads, "compile") as pool:
         for compiled in [pool.submit(note.compile) for note in notes]:
             compiled.result()
+
+
+@contextmanager
+def _read_in_turn(kernels: set[Any]) -> Iterator[None]:
+    """Python's parser counts its depth for all threads together, and fails when two meet in it.
+    What reads a kernel's source holds the interpreter's lock anyway."""
+    lock = Lock()
+    with ExitStack() as stack:
+        for kernel in kernels:
+            source = kernel.ASTSource
+            stack.callback(setattr, kernel, "ASTSource", source)
+            kernel.ASTSource = partial(_locked_source, source, lock)
+        yield
+
+
+def _locked_source(source: Callable[..., Any], lock: Lock, *arguments: Any) -> Any:
+    made = source(*arguments)
+    make_ir = made.make_ir
+
+    def make_ir_alone(*arguments: Any) -> Any:
+        with lock:
+            return make_ir(*arguments)
+
+    made.make_ir = make_ir_alone
+    return made

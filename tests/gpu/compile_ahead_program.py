@@ -56,7 +56,7 @@ PARAMS = [
     SamplingParams(temperature=0.8, repetition_penalty=1.2),
     SamplingParams(temperature=1.0, prompt_logprobs=2),
 ]
-N_COMPILED = 4
+N_COMPILED = 8
 
 
 class Hopper:
@@ -143,10 +143,10 @@ def compiled_twice(notes: list[Note]) -> list[bool]:
     """For each time that each of `notes` is compiled, whether it was on disk."""
     hits = list[bool]()
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
-    compile_ahead(notes, 2)
+    compile_ahead(notes, 8)
     for note in notes:  # as another process would
         note.kernel.device_caches.clear()
-    compile_ahead(notes, 2)
+    compile_ahead(notes, 8)
     return hits
 
 
