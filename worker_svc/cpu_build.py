@@ -95,7 +95,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
         dtype,
         device,
     )
-    _log_division(prepared.name, settings.model.quantization, model.weights_bytes, plan, capacity)
+    _log_division(prepared, settings.model.quantization, model.weights_bytes, plan, capacity)
     card = model_card(settings, prepared, plan, dtype)
     batch = new_batch(card, capacity)
     executor = CPUExecutor(
@@ -150,11 +150,15 @@ def _no_memory(name: str, detail: str) -> StartupError:
 
 
 def _log_division(
-    name: str, quantization: str, weights_bytes: int, plan: MemoryPlan, capacity: Capacity
+    prepared: PreparedModel,
+    quantization: str,
+    weights_bytes: int,
+    plan: MemoryPlan,
+    capacity: Capacity,
 ) -> None:
     log.info(
         "memory_divided",
-        model=name,
+        model=prepared.name,
         quantization=quantization,
         weights_bytes=weights_bytes,
         budget_tokens=capacity.max_num_batched_tokens,
@@ -162,6 +166,6 @@ def _log_division(
         table=[
             ("device", f"the CPU, {show_bytes(available_bytes())} available"),
             ("weights", show_bytes(weights_bytes)),
-            ("KV pool", pool_line(plan)),
+            ("KV pool", pool_line(plan, prepared.max_position_tokens)),
         ],
     )

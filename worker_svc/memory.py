@@ -119,11 +119,14 @@ def plan_figures(plan: MemoryPlan) -> dict[str, int]:
     }
 
 
-def pool_line(plan: MemoryPlan) -> str:
+def pool_line(plan: MemoryPlan, model_max_tokens: int) -> str:
     """The KV pool in the numbers of a start."""
+    lowered = plan.max_model_len == plan.kv_tokens < model_max_tokens
     return (
         f"{show_bytes(plan.kv_pool_bytes)}: {plan.num_blocks:,} blocks, {plan.kv_tokens:,} tokens, "
-        f"{plan.fitting_requests:,} requests of {plan.max_model_len:,} tokens"
+        f"{plan.fitting_requests:,} request{'s' * (plan.fitting_requests > 1)} of "
+        f"{plan.max_model_len:,} tokens"
+        + (f" (the model's {model_max_tokens:,} do not fit)" if lowered else "")
     )
 
 

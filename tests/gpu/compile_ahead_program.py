@@ -36,11 +36,14 @@ from pagemesh.worker_svc.runner import Runner
 VOCAB, MAX_NUM_SEQS, STEP_TOKENS, MAX_MODEL_LEN = 1024, 64, 512, 2048
 CONFIG = DecoderConfig.from_dict(
     {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": ["Qwen3ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 64,
+        "max_window_layers": 1,
         "vocab_size": VOCAB,
         "hidden_size": 256,
         "intermediate_size": 512,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 64,
@@ -101,7 +104,7 @@ def plain_words(n_words: int) -> tuple[Tensor, staging.Words]:
     return tensor, tensor.numpy()
 
 
-def new_runner(num_blocks: int) -> tuple[Runner, GPUExecutor]:
+def new_runner(num_blocks: int, *, excerpt: bool = False) -> tuple[Runner, GPUExecutor]:
     dtype = torch.bfloat16
     heads = CONFIG.n_kv_heads, CONFIG.head_dim
     kv = KVCache(CONFIG.n_layers, num_blocks, 16, *heads, dtype, torch.device("cpu"))
@@ -111,8 +114,9 @@ def new_runner(num_blocks: int) -> tuple[Runner, GPUExecutor]:
     decoder = Decoder(CONFIG, dtype=dtype, device="cpu")
     for weight in decoder.parameters():
         weight.zero_()
+    model = GPUDecoder(decoder, MAX_MODEL_LEN)
     executor = GPUExecutor(
-        GPUDecoder(decoder, MAX_MODEL_LEN),
+        model.excerpt() if excerpt else model,
         kv,
         batch,
         vocab_tokens=VOCAB,
@@ -159,7 +163,7 @@ def is_at_hand(note: Note) -> bool:
 def main() -> None:
     act_out_a_card()
     with noted_launches() as rehearsed:
-        dry_run(*new_runner(num_blocks=2))
+        dry_run(*new_runner(num_blocks=2, excerpt=True))
     runner, _ = new_runner(num_blocks=400)
     rng = random.Random(0)
     with noted_launches() as later:

@@ -20,6 +20,7 @@ from pagemesh.worker_svc.memory import (
     parse_bytes,
     plan_memory,
     pool_bytes_on_cpu,
+    pool_line,
     show_bytes,
 )
 
@@ -161,6 +162,15 @@ def test_the_control_group_limits_what_is_available(
 )
 def test_out_of_memory_is_recognised(error: Exception, is_one: bool) -> None:
     assert is_out_of_memory(error) == is_one
+
+
+def test_the_line_of_the_pool_says_when_the_length_was_lowered() -> None:
+    assert pool_line(plan(100 * 1600), 1000) == (
+        "156.2 KiB: 100 blocks, 1,584 tokens, 1 request of 1,000 tokens"
+    )
+    assert pool_line(plan(11 * 1600), 1000).endswith(
+        "1 request of 160 tokens (the model's 1,000 do not fit)"
+    )
 
 
 def test_shown_sizes() -> None:

@@ -129,7 +129,9 @@ class _Build:
         stages.enter("weights", f"loading the weights of {name}")
         before = read_memory(self.device)
         model = self._load(folder, stages)
-        weights_bytes = before.free_bytes - read_memory(self.device).free_bytes
+        loaded = read_memory(self.device)
+        # Others may have given some back meanwhile.
+        weights_bytes = max(before.free_bytes - loaded.free_bytes, loaded.allocated_bytes)
         stages.enter("kernels", "compiling the kernels, which the first start on a machine does")
         with alone_in(code_folder):
             self._compile(model)
@@ -162,7 +164,7 @@ class _Build:
     def _compile(self, model: GPUDecoder) -> None:
         """All kernels beside each other; none of those that the last start left on disk."""
         with noted_launches() as notes:
-            dry_run(*self._assemble_for_rehearsal(model, self.wanted, eager=True))
+            dry_run(*self._assemble_for_rehearsal(model.excerpt(), self.wanted, eager=True))
         _give_back()
         compile_ahead(notes, usable_cores())
 

@@ -70,7 +70,7 @@ def look_at(device: torch.device) -> Card:
         name=properties.name,
         total_bytes=total_bytes,
         others_bytes=total_bytes - free_bytes,
-        tenants=tuple(co_tenants(str(properties.uuid))),
+        tenants=tuple(co_tenants(str(getattr(properties, "uuid", "")))),
     )
 
 

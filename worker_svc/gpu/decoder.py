@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import NamedTuple
 
 import torch
@@ -63,6 +64,12 @@ class GPUDecoder:
         self._first_norm = _layers(decoder)[0].attention_norm.weight
         self._layers = _layer_weights(decoder)
         self._rotations = _rotations(decoder, max_model_len)
+
+    def excerpt(self) -> GPUDecoder:
+        """With one layer of each kind: it launches whatever the whole does, and is soon done."""
+        part = copy(self)
+        part._layers = list({layer.window: layer for layer in self._layers}.values())
+        return part
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, inputs: AttentionInputs, kv: KVCache

@@ -189,7 +189,7 @@ def division_table(division: Division, wanted: Wanted) -> list[tuple[str, str]]:
             f"{wanted.max_num_seqs:,} requests)",
         ),
         ("graphs", show_bytes(needs.graphs_bytes)),
-        ("KV pool", pool_line(plan)),
+        ("KV pool", pool_line(plan, wanted.model_max_tokens)),
         ("left free", show_bytes(division.free_bytes)),
     ]
 
