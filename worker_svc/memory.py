@@ -126,7 +126,7 @@ def pool_line(plan: MemoryPlan, model_max_tokens: int) -> str:
         f"{show_bytes(plan.kv_pool_bytes)}: {plan.num_blocks:,} blocks, {plan.kv_tokens:,} tokens, "
         f"{plan.fitting_requests:,} request{'s' * (plan.fitting_requests > 1)} of "
         f"{plan.max_model_len:,} tokens"
-        + (f" (the model's {model_max_tokens:,} do not fit)" if lowered else "")
+        f"{f' (the model: {model_max_tokens:,})' * lowered}"
     )
 
 

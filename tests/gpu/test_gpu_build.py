@@ -170,6 +170,18 @@ def test_what_is_too_large_is_tried_smaller_and_named(
     assert rehearsal.tried[0] == (1024, 64)
 
 
+def test_a_dry_run_that_is_short_of_memory_leaves_the_word_to_the_rehearsal(
+    card: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(build_module, "dry_run", fail)
+    monkeypatch.setattr(build_module, "rehearse", Rehearsal((4, 2)))
+    with pytest.raises(StartupError, match="set --max-num-batched-tokens 4$"):
+        start(folder)
+
+
 def test_memory_that_goes_in_the_middle_of_a_start(
     card: None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

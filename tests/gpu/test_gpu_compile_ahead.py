@@ -106,8 +106,12 @@ def test_the_folder_is_ours_unless_the_user_has_one(
     assert folder == tmp_path / "pagemesh" / "kernels" / "triton"
     assert folder.is_dir()
     assert os.environ[VARIABLE] == str(folder)
-    monkeypatch.setenv(VARIABLE, "/chosen")
-    assert keep_compiled() == Path("/chosen")
+    chosen = tmp_path / "chosen"
+    monkeypatch.setenv(VARIABLE, str(chosen))
+    assert keep_compiled() == chosen
+    assert chosen.is_dir()
+    monkeypatch.setenv(VARIABLE, "/dev/null/chosen")
+    assert keep_compiled() is None
 
 
 def test_where_no_folder_can_be_kept_it_is_a_temporary_one(

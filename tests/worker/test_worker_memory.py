@@ -168,9 +168,7 @@ def test_the_line_of_the_pool_says_when_the_length_was_lowered() -> None:
     assert pool_line(plan(100 * 1600), 1000) == (
         "156.2 KiB: 100 blocks, 1,584 tokens, 1 request of 1,000 tokens"
     )
-    assert pool_line(plan(11 * 1600), 1000).endswith(
-        "1 request of 160 tokens (the model's 1,000 do not fit)"
-    )
+    assert pool_line(plan(11 * 1600), 1000).endswith("1 request of 160 tokens (the model: 1,000)")
 
 
 def test_shown_sizes() -> None:

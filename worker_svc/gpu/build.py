@@ -88,11 +88,8 @@ def load_on_gpu(
 
 def wanted_of(settings: Settings, config: DecoderConfig) -> Wanted:
     """What is asked of the device's memory. Raises SettingsError for what cannot work."""
-    cache, scheduler, max_model_len = (
-        settings.cache,
-        settings.scheduler,
-        settings.model.max_model_len,
-    )
+    cache, scheduler = settings.cache, settings.scheduler
+    max_model_len = settings.model.max_model_len
     longest = longest_tokens(max_model_len, config.max_position_tokens)
     step_tokens = budget_tokens(
         scheduler.max_num_batched_tokens,
@@ -164,7 +161,11 @@ class _Build:
     def _compile(self, model: GPUDecoder) -> None:
         """All kernels beside each other; none of those that the last start left on disk."""
         with noted_launches() as notes:
-            dry_run(*self._assemble_for_rehearsal(model.excerpt(), self.wanted, eager=True))
+            try:
+                dry_run(*self._assemble_for_rehearsal(model.excerpt(), self.wanted, eager=True))
+            except RuntimeError as error:
+                if not is_out_of_memory(error):  # of which the rehearsal has more to say
+                    raise
         _give_back()
         compile_ahead(notes, usable_cores())
 
