@@ -178,7 +178,7 @@ def test_a_dry_run_that_is_short_of_memory_leaves_the_word_to_the_rehearsal(
 
     monkeypatch.setattr(build_module, "dry_run", fail)
     monkeypatch.setattr(build_module, "rehearse", Rehearsal((4, 2)))
-    with pytest.raises(StartupError, match="set --max-num-batched-tokens 4$"):
+    with pytest.raises(StartupError, match=r"set --max-num-batched-tokens 4$"):
         start(folder)
 
 
