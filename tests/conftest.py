@@ -28,18 +28,23 @@ hypothesis.settings.load_profile("untimed")
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 
+def _sees_a_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if not _sees_a_gpu():
+    # Triton reads it when a kernel is defined, and tests of several rooms import kernels.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none."""
     needy = [item for item in items if item.get_closest_marker("gpu")]
     if needy and not _sees_a_gpu():
         for item in needy:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
-
-
-def _sees_a_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,7 @@ def _accept_scalar_bounds() -> None:
 
 ON_CARD = torch.cuda.is_available()
 if not ON_CARD:
-    # Read when a kernel is defined, so before anything imports one.
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["TRITON_INTERPRET"] = "1"  # as tests/conftest.py does, for this folder by itself
     _accept_scalar_bounds()
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
