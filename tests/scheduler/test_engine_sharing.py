@@ -335,7 +335,7 @@ def test_choices_built_on_a_prompt_that_failed_fail_too(leader_is_over: bool) ->
 
 def n_remembered(request_id: str) -> int:
     """Requests that are somewhere in memory."""
-    requests = [each for each in gc.get_objects() if isinstance(each, Request)]
+    requests = [each for each in gc.get_objects() if type(each) is Request]
     return sum(request.request_id == request_id for request in requests)
 
 
