@@ -11,6 +11,8 @@ from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import Settings
 from pagemesh.worker_svc.batch import Batch
 from pagemesh.worker_svc.memory import MemoryPlan
+from pagemesh.worker_svc.models.config import DecoderConfig
+from pagemesh.worker_svc.models.decoder import Decoder
 
 DTYPES: Final = {
     "auto": torch.bfloat16,
@@ -18,6 +20,12 @@ DTYPES: Final = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
+
+
+def bytes_of_weights(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """What they will take once they are loaded."""
+    unfilled = Decoder(config, dtype=dtype, device="meta")
+    return sum(weight.nbytes for weight in unfilled.parameters())
 
 
 def model_card(

@@ -13,7 +13,7 @@ from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import CacheSettings, Settings
-from pagemesh.worker_svc.books import DTYPES, model_card, new_batch
+from pagemesh.worker_svc.books import DTYPES, bytes_of_weights, model_card, new_batch
 from pagemesh.worker_svc.cores import usable_cores
 from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.kv_cache import KVCache
@@ -31,7 +31,6 @@ from pagemesh.worker_svc.memory import (
 )
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.cpu_decoder import CPUDecoder
-from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import Runner
 from pagemesh.worker_svc.stages import Stages
 
@@ -76,7 +75,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
     stages.enter("weights", f"loading the weights of {prepared.name}")
     device, dtype = torch.device("cpu"), DTYPES[settings.model.dtype]
     config = DecoderConfig.from_folder(folder)
-    weights_bytes = _weights_bytes(Decoder(config, dtype=dtype, device="meta"))
+    weights_bytes = bytes_of_weights(config, dtype)
     if weights_bytes > available_bytes():
         raise _no_memory(prepared.name, f"the weights take {show_bytes(weights_bytes)}")
     decoder = load_decoder(folder, prepared, dtype=dtype, device=device, tell=stages.doing)
@@ -86,15 +85,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
     stages.enter("kv_pool", "laying out the KV cache")
     plan = _plan(settings, config, dtype)
     capacity = _capacity(settings, plan, device)
-    kv = KVCache(
-        config.n_layers,
-        plan.num_blocks,
-        plan.block_tokens,
-        config.n_kv_heads,
-        config.head_dim,
-        dtype,
-        device,
-    )
+    kv = KVCache(config, plan.num_blocks, plan.block_tokens, dtype, device)
     _log_division(prepared, settings.model.quantization, model.weights_bytes, plan, capacity)
     card = model_card(settings, prepared, plan, dtype)
     batch = new_batch(card, capacity)
@@ -112,9 +103,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
 def _plan(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> MemoryPlan:
     pool_bytes = pool_bytes_on_cpu(settings.cache.kv_cache_memory, available_bytes())
     return plan_memory(
-        kv_bytes_per_token=KVCache.bytes_per_block(
-            config.n_layers, 1, config.n_kv_heads, config.head_dim, dtype
-        ),
+        kv_bytes_per_token=KVCache.bytes_per_token(config, dtype),
         block_tokens=settings.cache.block_size,
         pool_bytes=pool_bytes,
         model_max_tokens=config.max_position_tokens,
@@ -136,10 +125,6 @@ def _capacity(settings: Settings, plan: MemoryPlan, device: torch.device) -> Cap
         kv_bytes_per_token=plan.kv_bytes_per_token,
         device=str(device),
     )
-
-
-def _weights_bytes(decoder: Decoder) -> int:
-    return sum(weight.nbytes for weight in decoder.parameters())
 
 
 def _no_memory(name: str, detail: str) -> StartupError:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pagemesh.kernels.cpu.memory import zeros
+from pagemesh.worker_svc.models.config import DecoderConfig
 
 
 class KVCache:
@@ -20,15 +21,14 @@ class KVCache:
 
     def __init__(
         self,
-        n_layers: int,
+        config: DecoderConfig,
         num_blocks: int,
         block_tokens: int,
-        n_kv_heads: int,
-        head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        shape = (n_layers, 2, num_blocks, n_kv_heads, block_tokens, head_dim)
+        pages = (num_blocks, config.n_kv_heads, block_tokens, config.head_dim)
+        shape = (config.n_layers, 2, *pages)
         self.pool = _zeros(shape, dtype, torch.device(device))
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
@@ -44,10 +44,8 @@ class KVCache:
             layer[:, dst] = layer[:, src]
 
     @staticmethod
-    def bytes_per_block(
-        n_layers: int, block_tokens: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> int:
-        return 2 * n_layers * block_tokens * n_kv_heads * head_dim * dtype.itemsize
+    def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+        return 2 * config.n_layers * config.n_kv_heads * config.head_dim * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

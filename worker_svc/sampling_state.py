@@ -37,9 +37,18 @@ _NO_VALUES: Final = np.empty(0, np.float32)
 
 
 class HostSamplingState:
-    """What the host keeps of the slots' sampling parameters: what each needs, and its edits."""
+    """What is kept of the slots' sampling parameters on any device: what each needs, its edits, and
+    its token counts (`n_count_rows` at first)."""
 
-    def __init__(self, *, max_num_seqs: int, vocab_tokens: int, eos_token_ids: list[int]) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        vocab_tokens: int,
+        eos_token_ids: list[int],
+        device: torch.device,
+        n_count_rows: int = 0,
+    ) -> None:
         self._vocab_tokens = vocab_tokens
         self._eos_token_ids = eos_token_ids
         self.needs = np.zeros(max_num_seqs, np.uint8)
@@ -48,6 +57,7 @@ class HostSamplingState:
         self.prompt_logprobs = np.zeros(max_num_seqs, np.int64)
         self._biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._banned: dict[int, Ints] = {}
+        self.counts = TokenCounts(max_num_seqs, vocab_tokens, device, n_rows=n_count_rows)
 
     def note(self, slot: int, params: SamplingParams) -> None:
         """A request with `params` enters the slot."""
@@ -67,13 +77,16 @@ class HostSamplingState:
         """A model may name ids to stop at that it has no logits for; kernels check no bounds."""
         return 0 <= token < self._vocab_tokens
 
-    def forget(self, slot: int) -> None:
-        self._biases.pop(slot, None)
-        self._banned.pop(slot, None)
+    def leave(self, slots: Ints) -> None:
+        for slot in slots[self.needs[slots] & ADJUSTED > 0].tolist():
+            self.counts.leave(slot)
+            self._biases.pop(slot, None)
+            self._banned.pop(slot, None)
 
-    def forget_all(self) -> None:
+    def clear(self) -> None:
         self._biases.clear()
         self._banned.clear()
+        self.counts.clear()
 
     def edits(self, slots: Ints, n_output: Ints) -> Edits:
         """Biases, and bans of the tokens that must not end a request yet, for a step's rows."""
@@ -109,10 +122,12 @@ class SamplingState(HostSamplingState):
         device: torch.device,
     ) -> None:
         super().__init__(
-            max_num_seqs=max_num_seqs, vocab_tokens=vocab_tokens, eos_token_ids=eos_token_ids
+            max_num_seqs=max_num_seqs,
+            vocab_tokens=vocab_tokens,
+            eos_token_ids=eos_token_ids,
+            device=device,
         )
         self._params = np.zeros(max_num_seqs, PARAMS)
-        self.counts = TokenCounts(max_num_seqs, vocab_tokens, device)
 
     def enter(
         self, slot: int, params: SamplingParams, seed: int, token_ids: Tensor, n_prompt: int
@@ -122,15 +137,6 @@ class SamplingState(HostSamplingState):
         self._params[slot] = row_params(params, seed)
         if self.needs[slot] & PENALISED:
             self._params[slot]["count_row"] = self.counts.enter(slot, token_ids, n_prompt)
-
-    def leave(self, slots: Ints) -> None:
-        for slot in slots[self.needs[slots] & ADJUSTED > 0].tolist():
-            self.counts.leave(slot)
-            self.forget(slot)
-
-    def clear(self) -> None:
-        self.forget_all()
-        self.counts.clear()
 
     def inputs(self, slots: Ints, positions: Ints, n_output: Ints) -> SamplingInputs:
         """See Sampler."""

@@ -127,8 +127,7 @@ def _scattered_tables(
 
 def _random_pages(config: DecoderConfig, pages: int, device: torch.device) -> KVCache:
     """Behind the null page."""
-    heads = (config.n_kv_heads, config.head_dim)
-    kv = KVCache(config.n_layers, pages + 1, BLOCK_TOKENS, *heads, DTYPE, device)
+    kv = KVCache(config, pages + 1, BLOCK_TOKENS, DTYPE, device)
     for layer in kv.pool[:, :, 1:]:
         layer.normal_()
     return kv

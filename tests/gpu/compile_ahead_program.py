@@ -106,8 +106,7 @@ def plain_words(n_words: int) -> tuple[Tensor, staging.Words]:
 
 def new_runner(num_blocks: int, *, excerpt: bool = False) -> tuple[Runner, GPUExecutor]:
     dtype = torch.bfloat16
-    heads = CONFIG.n_kv_heads, CONFIG.head_dim
-    kv = KVCache(CONFIG.n_layers, num_blocks, 16, *heads, dtype, torch.device("cpu"))
+    kv = KVCache(CONFIG, num_blocks, 16, dtype, torch.device("cpu"))
     card = ModelCard(["tiny"], VOCAB, MAX_MODEL_LEN, 16, "bfloat16", [5], 1, "f", 0)
     capacity = Capacity(num_blocks, MAX_NUM_SEQS, STEP_TOKENS, 512, "cpu")
     batch = new_batch(card, capacity)

@@ -133,15 +133,7 @@ def tiny_decoder(device: str) -> Decoder:
 def new_driver(device: str, *, cpu: bool = False, eager: bool = False) -> Driver:
     """`cpu`: with the CPU's executor, which says what is right."""
     num_blocks = 80
-    kv = KVCache(
-        CONFIG.n_layers,
-        num_blocks,
-        BLOCK_TOKENS,
-        CONFIG.n_kv_heads,
-        CONFIG.head_dim,
-        torch.float32,
-        device,
-    )
+    kv = KVCache(CONFIG, num_blocks, BLOCK_TOKENS, torch.float32, device)
     for layer in (*kv.k, *kv.v):
         layer[1:] = torch.nan
     card = ModelCard(["tiny"], VOCAB, MAX_MODEL_LEN, BLOCK_TOKENS, "float32", [EOS], 1, "f", 0)

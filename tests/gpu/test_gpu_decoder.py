@@ -75,18 +75,7 @@ def inputs_of(rows: list[tuple[int, int, list[int]]], device: str) -> tuple[Tens
 def test_logits_are_those_of_the_reference(family: str, dtype: torch.dtype, device: str) -> None:
     decoder = random_decoder(family, dtype, device)
     config = decoder.config
-    pools = [
-        KVCache(
-            config.n_layers,
-            NUM_BLOCKS,
-            BLOCK_TOKENS,
-            config.n_kv_heads,
-            config.head_dim,
-            dtype,
-            device,
-        )
-        for _ in range(2)
-    ]
+    pools = [KVCache(config, NUM_BLOCKS, BLOCK_TOKENS, dtype, device) for _ in range(2)]
     twin = GPUDecoder(decoder, config.max_position_tokens)
     rng = torch.Generator().manual_seed(9)
     for rows in STEPS:

@@ -62,15 +62,7 @@ def tiny_decoder(device: str) -> Decoder:
 
 
 def new_runner(device: str, *, graphs: bool = True, num_blocks: int = 96) -> Runner:
-    kv = KVCache(
-        CONFIG.n_layers,
-        num_blocks,
-        BLOCK_TOKENS,
-        CONFIG.n_kv_heads,
-        CONFIG.head_dim,
-        torch.float32,
-        device,
-    )
+    kv = KVCache(CONFIG, num_blocks, BLOCK_TOKENS, torch.float32, device)
     for layer in (*kv.k, *kv.v):
         layer[1:] = torch.nan
     card = ModelCard(["tiny"], VOCAB, 256, BLOCK_TOKENS, "float32", [EOS], 1, "f", 0)

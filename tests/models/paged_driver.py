@@ -28,15 +28,7 @@ class PagedDriver:
         config = decoder.config
         self.decoder = decoder
         self.block_tokens = block_tokens
-        self.kv = KVCache(
-            config.n_layers,
-            num_blocks,
-            block_tokens,
-            config.n_kv_heads,
-            config.head_dim,
-            dtype,
-            "cpu",
-        )
+        self.kv = KVCache(config, num_blocks, block_tokens, dtype, "cpu")
         self._free = list(range(1, num_blocks))
         random.Random(0).shuffle(self._free)
         self._tables: dict[str, list[int]] = {}

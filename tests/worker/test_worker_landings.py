@@ -56,9 +56,7 @@ async def test_a_step_is_stuck_by_the_time_it_has_the_device_for_itself(
     start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with held(start, decoder) as on:
-        for n in (4, 1):
-            on.scheduler.link.send(on.books.plan({0: n}))
-            await on.launched()
+        await on.launch(4, 1)
         launched_s = time.monotonic()
         on.executor.let_go()
         await on.scheduler.tokens()
@@ -93,9 +91,7 @@ async def test_another_scheduler_takes_over_while_steps_are_in_flight(
     start: Callable, decoder: Decoder
 ) -> None:
     async with held(start, decoder) as on:
-        for n in (4, 1):
-            on.scheduler.link.send(on.books.plan({0: n}))
-            await on.launched()
+        await on.launch(4, 1)
         async with on.worker.scheduler("young", epoch=2) as young:
             await young.engines()
             theirs = driver(epoch=7)
@@ -111,9 +107,7 @@ async def test_a_result_that_cannot_be_read_costs_the_link_and_no_more(
     start: Callable, decoder: Decoder
 ) -> None:
     async with held(start, decoder) as on:
-        for n in (4, 1):
-            on.scheduler.link.send(on.books.plan({0: n}))
-            await on.launched()
+        await on.launch(4, 1)
         on.executor.let_go(AssertionError("a bug"))
         assert await on.scheduler.ended()
         on.executor.let_go()
@@ -128,9 +122,7 @@ async def test_a_lost_device_costs_the_link_and_ends_the_process(
     start: Callable, decoder: Decoder
 ) -> None:
     async with held(start, decoder) as on:
-        for n in (4, 1):
-            on.scheduler.link.send(on.books.plan({0: n}))
-            await on.launched()
+        await on.launch(4, 1)
         for _ in range(2):
             on.executor.let_go(RuntimeError(FAULT))
         assert await on.scheduler.ended()

@@ -71,7 +71,7 @@ def log_softmax_of(decoder: Decoder, ids: list[int]) -> Tensor:
     """float32[len(ids), V]: by the decoder alone, the whole sequence at once."""
     n, config = len(ids), decoder.config
     n_blocks = -(-n // BLOCK_TOKENS)
-    kv = KVCache(2, n_blocks + 1, BLOCK_TOKENS, 2, config.head_dim, torch.float32, "cpu")
+    kv = KVCache(config, n_blocks + 1, BLOCK_TOKENS, torch.float32, "cpu")
     inputs = AttentionInputs(
         query_start=torch.tensor([0, n], dtype=torch.int32),
         seq_lens=torch.tensor([n], dtype=torch.int32),

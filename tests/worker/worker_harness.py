@@ -68,15 +68,7 @@ def tiny_runner(
     executor_type: type[CPUExecutor] = CPUExecutor,
 ) -> Runner:
     """`fill` is what the KV pool holds at first; NaN shows any read of what was never written."""
-    kv = KVCache(
-        CONFIG.n_layers,
-        num_blocks,
-        BLOCK_TOKENS,
-        CONFIG.n_kv_heads,
-        CONFIG.head_dim,
-        torch.float32,
-        CPU,
-    )
+    kv = KVCache(CONFIG, num_blocks, BLOCK_TOKENS, torch.float32, CPU)
     for layer in (*kv.k, *kv.v):
         layer[1:] = fill
     card = ModelCard(["tiny"], VOCAB, max_model_len, BLOCK_TOKENS, "float32", [EOS], 1, "f", 0)

@@ -156,6 +156,12 @@ class Held(NamedTuple):
     async def launched(self) -> int:
         return await asyncio.to_thread(self.executor.launched.get, timeout=30)
 
+    async def launch(self, *n_tokens: int) -> None:
+        """Steps of so many tokens of slot 0, one launched after the other."""
+        for n in n_tokens:
+            self.scheduler.link.send(self.books.plan({0: n}))
+            await self.launched()
+
 
 @asynccontextmanager
 async def held(start: Callable, decoder: Decoder) -> AsyncIterator[Held]:

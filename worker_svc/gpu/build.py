@@ -18,7 +18,7 @@ from pagemesh.shared.errors import StartupError
 from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import Settings
-from pagemesh.worker_svc.books import DTYPES, model_card, new_batch
+from pagemesh.worker_svc.books import DTYPES, bytes_of_weights, model_card, new_batch
 from pagemesh.worker_svc.cores import usable_cores
 from pagemesh.worker_svc.gpu.card import look_at, read_memory, require_card
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
@@ -100,9 +100,7 @@ def wanted_of(settings: Settings, config: DecoderConfig) -> Wanted:
     return Wanted(
         share=cache.gpu_memory_utilization,
         kv_bytes=None if cache.kv_cache_memory is None else parse_bytes(cache.kv_cache_memory),
-        kv_bytes_per_token=KVCache.bytes_per_block(
-            config.n_layers, 1, config.n_kv_heads, config.head_dim, DTYPES[settings.model.dtype]
-        ),
+        kv_bytes_per_token=KVCache.bytes_per_token(config, DTYPES[settings.model.dtype]),
         block_tokens=cache.block_size,
         model_max_tokens=config.max_position_tokens,
         max_model_len=max_model_len,
@@ -151,7 +149,7 @@ class _Build:
         return self.settings.parallel.enforce_eager
 
     def _load(self, folder: Path, stages: Stages) -> GPUDecoder:
-        sizes = (_weights_bytes(self.config, dtype) for dtype in (self._dtype, _NARROW))
+        sizes = (bytes_of_weights(self.config, dtype) for dtype in (self._dtype, _NARROW))
         check_weights(self.prepared.name, self.card, *sizes)
         decoder = Decoder(self.config, dtype=self._dtype, device=self.device)
         fill_decoder(decoder, folder, self.prepared, stages.doing)
@@ -235,15 +233,7 @@ class _Build:
 
     def _pool(self, plan: MemoryPlan) -> KVCache:
         config = self.config
-        return KVCache(
-            config.n_layers,
-            plan.num_blocks,
-            plan.block_tokens,
-            config.n_kv_heads,
-            config.head_dim,
-            self._dtype,
-            self.device,
-        )
+        return KVCache(config, plan.num_blocks, plan.block_tokens, self._dtype, self.device)
 
     def _log(self, division: Division) -> None:
         log.info(
@@ -252,10 +242,6 @@ class _Build:
             **division_figures(division, self.wanted),
             table=division_table(division, self.wanted),
         )
-
-
-def _weights_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    return sum(weight.nbytes for weight in Decoder(config, dtype=dtype, device="meta").parameters())
 
 
 def _give_back() -> None:

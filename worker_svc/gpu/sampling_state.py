@@ -9,12 +9,9 @@ from torch import Tensor
 
 from pagemesh.kernels.gpu.row_params import PARAM_WORDS, ROW_WORDS
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.sampling_state import (
-    ADJUSTED,
     PENALISED,
     HostSamplingState,
-    TokenCounts,
     row_params,
 )
 
@@ -36,12 +33,15 @@ class GPUSamplingState(HostSamplingState):
         eos_token_ids: list[int],
         device: torch.device,
     ) -> None:
+        # All counts at once: a pool that cannot grow in the middle of a step fails everyone in it.
         super().__init__(
-            max_num_seqs=max_num_seqs, vocab_tokens=vocab_tokens, eos_token_ids=eos_token_ids
+            max_num_seqs=max_num_seqs,
+            vocab_tokens=vocab_tokens,
+            eos_token_ids=eos_token_ids,
+            device=device,
+            n_count_rows=max_num_seqs,
         )
         self._device = device
-        # All at once: a pool that cannot grow in the middle of a step fails everyone in it.
-        self.counts = TokenCounts(max_num_seqs, vocab_tokens, device, n_rows=max_num_seqs)
 
     def enter(
         self, slot: int, params: SamplingParams, seed: int, token_ids: Words, n_prompt: int
@@ -52,15 +52,6 @@ class GPUSamplingState(HostSamplingState):
         if self.needs[slot] & PENALISED:
             count_row = self.counts.enter(slot, upload(token_ids, self._device), n_prompt)
         return row_words(params, seed, count_row)
-
-    def leave(self, slots: Ints) -> None:
-        for slot in slots[self.needs[slots] & ADJUSTED > 0].tolist():
-            self.counts.leave(slot)
-            self.forget(slot)
-
-    def clear(self) -> None:
-        self.forget_all()
-        self.counts.clear()
 
 
 def row_words(params: SamplingParams, seed: int, count_row: int = -1) -> Words:
