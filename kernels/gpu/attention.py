@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pagemesh.kernels.gpu import prefill_hopper
 from pagemesh.kernels.gpu.decode_attention import decode_attention
 from pagemesh.kernels.gpu.prefill_attention import prefill_attention
 from pagemesh.kernels.inputs import AttentionInputs
@@ -22,7 +23,8 @@ def paged_attention(
     """Causal attention of q [T, Hq, D] over the pages of each row; returns [T, Hq, D].
 
     The twin of `kernels.attention.paged_attention`. A step of decode rows alone takes one kernel;
-    padding tokens count as a part of the prefill rows.
+    padding tokens count as a part of the prefill rows, whose kernel is the one for Hopper wherever
+    it fits (benchmarks/gpu/prefill_attention.py compares them, and libraries).
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     n_decode = inputs.n_decode
@@ -32,5 +34,7 @@ def paged_attention(
             decodes, k_cache, v_cache, inputs, scale=scale, window=window, out=out[:n_decode]
         )
     if n_decode < q.shape[0]:
-        prefill_attention(q, k_cache, v_cache, inputs, scale=scale, window=window, out=out)
+        fits = prefill_hopper.fits(q, k_cache, v_cache, out)
+        prefill = prefill_hopper.prefill_attention_hopper if fits else prefill_attention
+        prefill(q, k_cache, v_cache, inputs, scale=scale, window=window, out=out)
     return out

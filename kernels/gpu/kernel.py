@@ -13,16 +13,27 @@ from typing import Any, ClassVar
 import triton
 from torch import Tensor
 from triton import knobs
+from triton.experimental import gluon
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
 Grid = tuple[int, ...]
+_Decorator = Callable[[Callable[..., Any]], Any]
 
 
-def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+def kernel(**options: Any) -> _Decorator:
     """`triton.jit(**options)` for what is launched from the host, not called by another kernel."""
+    return _launched(triton.jit(**options))
 
+
+def gluon_kernel(**options: Any) -> _Decorator:
+    """The same for `gluon.jit`."""
+    return _launched(gluon.jit(**options))
+
+
+def _launched(compiler: _Decorator) -> _Decorator:
     def decorate(function: Callable[..., Any]) -> Any:
-        jit = triton.jit(**options)(function)
+        jit = compiler(function)
         return jit if knobs.runtime.interpret else Kernel(jit)
 
     return decorate
@@ -83,9 +94,11 @@ class _Variant:
 
 def _kind(argument: Any) -> object:
     """What Triton tells arguments apart by: a tensor's type and whether it is aligned to 16 bytes,
-    a number's width and whether it is 1 or a multiple of 16."""
+    a number's width and whether it is 1 or a multiple of 16, a tensor map's type and box."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, TensorDescriptor):  # its layout follows from these
+        return argument.base.dtype, *argument.block_shape
     if isinstance(argument, bool) or not isinstance(argument, int):
         return argument if argument is None else type(argument)
     if argument == 1:

@@ -116,7 +116,7 @@ def prefill_attention_hopper(
         window or _NO_WINDOW,
         out.stride(0),
         scale * LOG2_E,
-        CUT=cut,
+        **cut.constants,
         PDL=pdl(),
         num_warps=4,
         maxnreg=_MAX_REGISTERS[cut.warpgroups],

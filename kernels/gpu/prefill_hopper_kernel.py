@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemesh.kernels.gpu.kernel import gluon_kernel
 from pagemesh.kernels.gpu.prefill_hopper_load import (
     PANEL,
     ROWS,
@@ -39,6 +40,7 @@ from pagemesh.kernels.gpu.prefill_hopper_load import (
     Ring,
     Shared,
     after,
+    cut_of,
     load,
     work_of,
 )
@@ -243,7 +245,7 @@ def _ring(
 _SCALARS = ["table_stride", "n_tokens", "n_rows", "n_decode", "n_blocks", "rounds", "window"]
 
 
-@gluon.jit(do_not_specialize=_SCALARS)
+@gluon_kernel(do_not_specialize=_SCALARS)
 def prefill_hopper_kernel(
     q,  # boxes [wg_tokens, pack, PANEL] of [tokens, query heads, head_dim]
     k,  # boxes [1, box, PANEL] of [blocks, KV heads * page, head_dim]
@@ -261,22 +263,42 @@ def prefill_hopper_kernel(
     window,
     out_stride,
     log2_scale,
-    CUT: gl.constexpr,
+    GROUP: gl.constexpr,
+    PACK: gl.constexpr,
+    BUNDLES: gl.constexpr,
+    PAGE: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    TILE: gl.constexpr,
+    STAGES: gl.constexpr,
+    QUERY_STAGES: gl.constexpr,
+    WARPGROUPS: gl.constexpr,
+    TURNS: gl.constexpr,
+    WINDOWED: gl.constexpr,
     PDL: gl.constexpr,
 ):
+    """The constants are the fields of `Cut`."""
+    CUT: gl.constexpr = cut_of(  # noqa: N806
+        GROUP,
+        PACK,
+        BUNDLES,
+        PAGE,
+        HEAD_DIM,
+        TILE,
+        STAGES,
+        QUERY_STAGES,
+        WARPGROUPS,
+        TURNS,
+        WINDOWED,
+    )
     if PDL:
         gdc_launch_dependents()
-    stages: gl.constexpr = CUT.stages
-    query_stages: gl.constexpr = CUT.query_stages
-    warpgroups: gl.constexpr = CUT.warpgroups
-    tile: gl.constexpr = CUT.tile
     shared = Shared(
-        _ring(q.dtype, query_stages, warpgroups, ROWS, CUT),
-        _ring(q.dtype, stages, 1, tile, CUT),
-        _ring(q.dtype, stages, 1, tile, CUT),
-        gl.allocate_shared_memory(gl.int64, [warpgroups, 1], mbarrier.MBarrierLayout()),
+        _ring(q.dtype, QUERY_STAGES, WARPGROUPS, ROWS, CUT),
+        _ring(q.dtype, STAGES, 1, TILE, CUT),
+        _ring(q.dtype, STAGES, 1, TILE, CUT),
+        gl.allocate_shared_memory(gl.int64, [WARPGROUPS, 1], mbarrier.MBarrierLayout()),
     )
-    for warpgroup in gl.static_range(warpgroups):
+    for warpgroup in gl.static_range(WARPGROUPS):
         mbarrier.init(shared.turns.index(warpgroup), count=1)
     fence_async_shared()
     if PDL:
@@ -296,7 +318,7 @@ def prefill_hopper_kernel(
         out,
         out_stride,
     )
-    if CUT.warpgroups == 2:
+    if WARPGROUPS == 2:
         gl.warp_specialize(
             [
                 (_attend, (shared, batch, 0, CUT)),

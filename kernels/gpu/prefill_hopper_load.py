@@ -6,7 +6,7 @@ the others what comes next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from triton.experimental import gluon
@@ -40,6 +40,11 @@ class Cut:
     windowed: bool
 
     @property
+    def constants(self) -> dict[str, int]:
+        """By the names that the kernel has for them."""
+        return {field.name.upper(): getattr(self, field.name) for field in fields(self)}
+
+    @property
     def wg_tokens(self) -> int:
         return 64 // self.pack
 
@@ -68,6 +73,12 @@ class Cut:
     @property
     def mix_layout(self) -> gl.NVMMADistributedLayout:
         return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, self.head_dim, 16])
+
+
+@gluon.constexpr_function
+def cut_of(*values: Any) -> Cut:
+    """The kernel is given plain numbers, which Triton can write down (see compile_ahead.py)."""
+    return Cut(*values)
 
 
 class Batch(NamedTuple):

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemesh.kernels.gpu.kernel import gluon_kernel
 from pagemesh.kernels.gpu.launch import cdiv, multiprocessors, pdl
 from pagemesh.kernels.gpu.skinny_config import Launch, SkinnyConfig
 
@@ -79,7 +80,7 @@ def _store(result, y, rows, n, row_tile, split, tile):
     gl.store(y + at, result, mask=(row[None, :] < rows) & (feature[:, None] < n))
 
 
-@gluon.jit(do_not_specialize=["rows", "steps", "items"])
+@gluon_kernel(do_not_specialize=["rows", "steps", "items"])
 def skinny_tma_kernel(
     x,  # tiles [block_r, block_k]
     w,  # tiles [BLOCK_N, block_k], or [BLOCK_N // 16, 2, 8, block_k] of gate and up

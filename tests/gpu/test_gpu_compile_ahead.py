@@ -37,7 +37,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_dry_run_reaches_the_kernels_of_every_kind_of_step(found: dict[str, Any]) -> None:
     kinds = {
-        "_prefill_attention",
+        "prefill_hopper_kernel",
         "_decode_kernel",
         "_survey_kernel",
         "_penalise_kernel",

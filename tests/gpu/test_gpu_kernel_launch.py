@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from pagemesh.kernels.gpu import kernel as launching
 from pagemesh.kernels.gpu.kernel import Kernel, kernel
@@ -87,6 +89,20 @@ def test_what_triton_tells_apart_is_compiled_apart(
     launched[(1,)](torch.zeros(64), 32, 0.5, BLOCK=16)
     launched[(1,)](*arguments, **options)
     assert (len(jit.compiled), jit.launched) == (2, [])
+
+
+def tiles(*box: int, rows: int = 64) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout.get_default_for([*box], gl.bfloat16)
+    x = torch.zeros(rows, 64, dtype=torch.bfloat16)
+    return TensorDescriptor(x, [*x.shape], [*x.stride()], [*box], layout)
+
+
+def test_tensor_maps_of_one_box_are_one_variant() -> None:
+    jit = FakeJit()
+    launched = Kernel(jit)
+    for given in (tiles(16, 64), tiles(16, 64, rows=8), tiles(32, 64)):
+        launched[(1,)](given, 32, 0.5, BLOCK=16)
+    assert (len(jit.compiled), len(jit.launched)) == (2, 1)
 
 
 @pytest.mark.gpu
