@@ -5,35 +5,32 @@
 
 First all linear layers of the shape run in one CUDA graph through cuBLAS, which tells how the
 machine compares with that of vLLM's figures. Then one engine, with random weights, runs workloads
-of `pagemesh bench` (W1 only by request for the large shape: it takes minutes). Every figure is
-written as soon as it is there. Ratios above 1 are in our favour; "machine" is how much longer the
-linear layers take here, "x scaled" the ratio to a vLLM as much slower.
+of `pagemesh bench` (of the large shape W1, W2 and W3 only by request: they take minutes). Every
+figure is written as soon as it is there. Ratios above 1 are in our favour; "machine" is how much
+longer the linear layers take here, "x scaled" the ratio to a vLLM as much slower.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import torch
-from parts.linear_layers import linear_layers_ms
-from parts.peer_figures import GOALS, Comparison, ShapeGoals, compare, comparison_line
+from parts.engine_rows import engine_rows, machine_ms
+from parts.figure_file import FigureFile
+from parts.peer_figures import GOALS, NO_GOALS, Comparison, ShapeGoals, compare, comparison_line
 from parts.shape_args import parse_shape_args
 
-from pagemesh.bench.engine import computes_on_gpu, engine_settings, offline_llm
-from pagemesh.bench.environment import environment, sampled_card
-from pagemesh.bench.offline import OfflineBench, latency, throughput, warmups
-from pagemesh.bench.report_local import Row, row_line, sampled_rows
-from pagemesh.bench.workloads import LATENCY_PRESETS, PRESETS, STEP_BATCHES
-from pagemesh.prepare import prepare
+from pagemesh.bench.offline import OfflineBench, latency, throughput
+from pagemesh.bench.report_local import Row, row_line
+from pagemesh.bench.workloads import LATENCY_PRESETS, PRESETS
 from pagemesh.shared.settings import Settings
-from pagemesh.worker_svc.models.config import DecoderConfig
 
 STEP_REPEATS = 2
-WORKLOADS = {"qwen3-0.6b": ["STEP", "W4", "W5", "W1"]}
+WORKLOADS = {
+    "qwen3-0.6b": ["STEP", "W4", "W5", "W1"],
+    "llama31-8b": ["STEP", "W4", "W5", "PREFILL", "PREFIX"],
+}
 OTHER_WORKLOADS = ["STEP", "W4", "W5"]
 
 
@@ -48,13 +45,11 @@ class Report:
     """What was measured so far, printed as it comes and kept in a file."""
 
     def __init__(self, path: Path, settings: Settings, shape: ShapeGoals) -> None:
-        self._path = path
+        self._file = FigureFile(path, settings)
         self._shape = shape
-        self._begun_s = time.monotonic()
         self._linear_ms: dict[int, float] = {}
         self._rows: list[dict[str, Any]] = []
         self._compared: list[Comparison] = []
-        self._where = {"settings": engine_settings(settings), "environment": environment()}
 
     def add_linear_layers(self, times_ms: dict[int, float]) -> None:
         self._linear_ms = times_ms
@@ -72,17 +67,12 @@ class Report:
         print("\n".join(map(comparison_line, [None, *self._compared])), flush=True)
 
     def _say(self, line: str) -> None:
-        seconds = time.monotonic() - self._begun_s
-        print(f"[{seconds:6.1f} s] {line}", flush=True)
         figures = {
             "linear_layers_ms": self._linear_ms,
             "rows": self._rows,
             "compared": [compared._asdict() for compared in self._compared],
-            "seconds": seconds,
-            **self._where,
         }
-        encoded = msgspec.json.format(msgspec.json.encode(figures), indent=1)
-        self._path.write_bytes(encoded)
+        self._file.say(line, figures)
 
 
 def rows_of(bench: OfflineBench, names: list[str], n_repeats: int) -> Iterator[Row]:
@@ -96,24 +86,17 @@ def rows_of(bench: OfflineBench, names: list[str], n_repeats: int) -> Iterator[R
 
 
 def measure(names: list[str], n_repeats: int, settings: Settings, report: Report) -> None:
-    if torch.cuda.is_available():
-        config = DecoderConfig.from_folder(prepare(settings.model))
-        report.add_linear_layers(linear_layers_ms(config, list(STEP_BATCHES)))
-    bench = OfflineBench(
-        offline_llm(settings), warmups=warmups(gpu=computes_on_gpu(settings)), show=False
-    )
-    with sampled_card() as card:
-        for row, figures in sampled_rows(rows_of(bench, names, n_repeats), card):
-            report.add(row, figures)
+    if times_ms := machine_ms(settings):
+        report.add_linear_layers(times_ms)
+    for row, figures in engine_rows(settings, lambda bench: rows_of(bench, names, n_repeats)):
+        report.add(row, figures)
 
 
 def main() -> None:
     args, settings = parse_shape_args("offline_h200", __doc__, add_options)
     args.out.mkdir(parents=True, exist_ok=True)
     name = Path(settings.model.model).name
-    report = Report(
-        args.out / f"offline-{name}.json", settings, GOALS.get(name, ShapeGoals({}, {}))
-    )
+    report = Report(args.out / f"offline-{name}.json", settings, GOALS.get(name, NO_GOALS))
     names = args.workload or WORKLOADS.get(name, OTHER_WORKLOADS)
     measure(names, args.num_iters, settings, report)
     report.say_compared()

@@ -22,6 +22,7 @@ from pagemesh.shared.settings import (
 )
 from pagemesh.supervisor import ChildSpec, first
 from parts import probe, scripted_worker
+from parts.cpu_time import cpu_s
 from parts.services import (
     BENCHMARKS,
     POLL_S,
@@ -45,8 +46,7 @@ class Mesh(NamedTuple):
 
     def cpu_s(self) -> dict[str, float]:
         """User and system seconds of each service until now."""
-        times = {name: process.cpu_times() for name, process in self.processes.items()}
-        return {name: spent.user + spent.system for name, spent in times.items()}
+        return cpu_s(self.processes)
 
 
 @asynccontextmanager

@@ -23,8 +23,10 @@ import psutil
 from pagemesh.children import service_spec
 from pagemesh.prepare import prepare
 from pagemesh.shared.settings import Settings
-from pagemesh.supervisor import ChildSpec, first, guarded
+from pagemesh.supervisor import ChildSpec, first
 from parts import traced_worker
+from parts.cpu_time import cpu_s
+from parts.load_command import load_command
 from parts.mesh import SERVICES, until_ready
 from parts.services import free_port, python_path, service_processes, supervised
 from parts.step_notes import Failed, Outcome, PlainSteps, Task
@@ -69,8 +71,7 @@ class ProfiledMesh(NamedTuple):
 
     def cpu_s(self) -> dict[str, float]:
         """User and system seconds of each service until now."""
-        times = {name: process.cpu_times() for name, process in self.processes.items()}
-        return {name: spent.user + spent.system for name, spent in times.items()}
+        return cpu_s(self.processes)
 
     async def watch(self, order: Order) -> Outcome:
         body = msgspec.json.encode(order)
@@ -191,11 +192,9 @@ async def _cpu_ms(mesh: ProfiledMesh) -> dict[str, float]:
 @asynccontextmanager
 async def _loading(flags: dict[str, object], log: Path) -> AsyncIterator[Load]:
     """The load at work, with its client processes; on leaving they are gone."""
-    command = (sys.executable, "-m", "pagemesh.cli", "bench", "serve", "--ignore-eos")
-    given = (part for name, value in flags.items() for part in (f"--{name}", str(value)))
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            *guarded((*command, *given)),
+            *load_command(flags),
             stdin=DEVNULL,
             stdout=output,
             stderr=output,

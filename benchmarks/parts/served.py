@@ -8,8 +8,8 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -44,48 +44,68 @@ class ServerFailed(Exception):
 class Served:
     """`start_s` is from the start of the command to a completion of one token, in seconds."""
 
-    url: str
+    port: int
     log: Path
+    process: subprocess.Popen[bytes]
     start_s: float = 0.0
     memory: MemoryPeaks = field(default_factory=MemoryPeaks)
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def check(self) -> None:
+        """Raises ServerFailed if it has ended."""
+        if self.process.poll() is not None:
+            raise ServerFailed(f"it ended with {self.process.returncode}:\n{tail(self.log)}")
+
+    def await_answer(self, timeout_s: float) -> None:
+        """Ask for the model's name, then for one token of it, until both are answered. Raises
+        ServerFailed."""
+        deadline_s = time.monotonic() + timeout_s
+        model = None
+        while True:
+            model = model or _model(self.port)
+            if model is not None and _answers(self.port, model):
+                return
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise ServerFailed(f"it did not answer in time:\n{tail(self.log)}")
+            time.sleep(_POLL_S)
+
 
 @contextmanager
-def served(command: Command, log: Path, timeout_s: float) -> Iterator[Served]:
-    """Start the server and wait for its first answer. Its output goes to `log`.
+def served(
+    command: Command,
+    log: Path,
+    timeout_s: float,
+    *,
+    environ: Mapping[str, str] | None = None,
+    watches_memory: bool = True,
+) -> Iterator[Served]:
+    """Start the server and wait for its first answer. Its output goes to `log`. Its environment is
+    ours, or `environ`.
 
     Raises ServerFailed. On leaving, every process of its tree is gone.
     """
     port = free_port()
-    server = Served(f"http://127.0.0.1:{port}", log)
     started_s = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command.argv(port), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command.argv(port),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environ,
         )
+    server = Served(port, log, process)
     try:
-        with _watched_memory(process.pid, server.memory):
-            _await_answer(process, port, log, started_s + timeout_s)
+        with _watched_memory(process.pid, server.memory) if watches_memory else nullcontext():
+            server.await_answer(timeout_s)
             server.start_s = time.monotonic() - started_s
             yield server
     finally:
         _stop(process)
-
-
-def _await_answer(
-    process: subprocess.Popen[bytes], port: int, log: Path, deadline_s: float
-) -> None:
-    """Ask for the model's name, then for one token of it, until both are answered."""
-    model = None
-    while True:
-        model = model or _model(port)
-        if model is not None and _answers(port, model):
-            return
-        if process.poll() is not None:
-            raise ServerFailed(f"it ended with {process.returncode}:\n{_tail(log)}")
-        if time.monotonic() > deadline_s:
-            raise ServerFailed(f"it did not answer in time:\n{_tail(log)}")
-        time.sleep(_POLL_S)
 
 
 def _model(port: int) -> str | None:
@@ -113,7 +133,8 @@ def _ask(port: int, method: str, path: str, body: str | None = None) -> Any:
         connection.close()
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The last words of a process that writes there."""
     return log.read_text(errors="replace")[-_TAIL_CHARS:]
 
 

@@ -9,13 +9,28 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from parts.peer_figures import GOALS, Comparison, Goal, ShapeGoals, compare, comparison_line
+from parts.peer_figures import (
+    GOALS,
+    Comparison,
+    Goal,
+    ShapeGoals,
+    compare,
+    compare_value,
+    comparison_line,
+)
 
 from pagemesh.bench.offline import LatencyFigure, Skipped, ThroughputRun
 from pagemesh.bench.workloads import STEP_BATCHES
 
 SHAPE = ShapeGoals(
-    {"W1": Goal(20_000, 24_000), "STEP64": Goal(3.0, 1.5, 64), "W4": Goal(2.0, rows=1)},
+    {
+        "W1": Goal(20_000, 24_000),
+        "STEP64": Goal(3.0, 1.5, 64, "ms"),
+        "W4": Goal(2.0, rows=1, unit="ms"),
+        "PREFIX": Goal(2.0, 1.5, unit="s"),
+        "PREFILL128": Goal(14.0, 8.0, unit="ms"),
+        "ONLINE64": Goal(10_000, 15_000, 64),
+    },
     {1: 1.0, 64: 0.8},
 )
 LINEAR_MS = {1: 1.25, 64: 0.8}
@@ -41,6 +56,29 @@ def test_a_slower_machine_would_slow_the_peer_as_well() -> None:
     assert compared is not None
     assert (compared.value, compared.goal, compared.goal_ratio) == (2.0, None, None)
     assert (compared.ratio, compared.machine, compared.ratio_scaled) == (1.0, 1.25, 1.25)
+
+
+def test_fewer_seconds_in_all_are_better() -> None:
+    run = ThroughputRun("PREFIX", 0, 1.0, 200, 100, 60_000)
+    compared = compare(run, SHAPE, LINEAR_MS)
+    assert compared is not None
+    assert (compared.value, compared.ratio, compared.goal_ratio) == (1.0, 2.0, 1.5)
+
+
+def test_the_first_token_of_a_prompt_alone_is_compared() -> None:
+    figure = LatencyFigure("PREFILL128", "first token", [20.0, 7.0, 4.0])
+    compared = compare(figure, SHAPE, LINEAR_MS)
+    assert compared is not None
+    assert (compared.value, compared.ratio) == (7.0, 2.0)
+
+
+def test_a_figure_of_no_row_is_compared_by_its_workload() -> None:
+    compared = compare_value("ONLINE64", 12_000, SHAPE, {64: 1.2})
+    assert compared is not None
+    assert (compared.ratio, compared.goal_ratio) == (1.2, 0.8)
+    assert compared.machine == pytest.approx(1.5)
+    assert compared.ratio_scaled == pytest.approx(1.8)
+    assert compare_value("ONLINE32", 12_000, SHAPE, {}) is None
 
 
 @pytest.mark.parametrize(
