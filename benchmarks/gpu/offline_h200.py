@@ -18,7 +18,15 @@ from typing import Any
 
 from parts.engine_rows import engine_rows, machine_ms
 from parts.figure_file import FigureFile
-from parts.peer_figures import GOALS, NO_GOALS, Comparison, ShapeGoals, compare, comparison_line
+from parts.peer_figures import (
+    GOALS,
+    NO_GOALS,
+    Comparison,
+    ShapeGoals,
+    compare,
+    comparison_line,
+    linear_layers_line,
+)
 from parts.shape_args import parse_shape_args
 
 from pagemesh.bench.offline import OfflineBench, latency, throughput
@@ -53,8 +61,7 @@ class Report:
 
     def add_linear_layers(self, times_ms: dict[int, float]) -> None:
         self._linear_ms = times_ms
-        shown = "  ".join(f"{rows}: {ms:.3f}" for rows, ms in times_ms.items())
-        self._say(f"linear layers through cuBLAS, ms at rows  {shown}")
+        self._say(linear_layers_line(times_ms))
 
     def add(self, row: Row, figures: dict[str, Any]) -> None:
         self._rows.append(figures)

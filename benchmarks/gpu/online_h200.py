@@ -29,7 +29,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 from parts.engine_rows import engine_rows, machine_ms
 from parts.online_load import Load, LoadFailed, run_load
-from parts.online_report import OFFLINE, ONLINE, OnlineReport
+from parts.online_report import ONLINE, OnlineReport
 from parts.served import Command, Served, ServerFailed, served
 from parts.shape_args import parse_shape_args
 
@@ -61,7 +61,7 @@ def add_options(group: Any) -> None:
 
 def measure_online(args: Namespace, settings: Settings, report: OnlineReport) -> None:
     """Raises ServerFailed."""
-    spec = service_spec("serve", replace(settings, log=replace(settings.log, log_format="human")))
+    spec = service_spec("serve", settings)
     command = Command("pagemesh", shlex.join(guarded(spec.command)) + " --port {port}")
     log = args.out / f"{report.name}.log"
     serving = served(command, log, args.start_timeout_s, environ=spec.environ, watches_memory=False)
@@ -100,10 +100,10 @@ def measure_offline(args: Namespace, settings: Settings, report: OnlineReport) -
         return fixed(args.num_prompts, args.input_len, args.output_len, repeat, salt="online")
 
     def rows_of(bench: OfflineBench) -> Iterator[Row]:
-        return throughput(bench, {f"{OFFLINE}{most}": drawn}, args.rounds)
+        return throughput(bench, {f"OFFLINE{most}": drawn}, args.rounds)
 
     for row, figures in engine_rows(settings, rows_of):
-        report.add_offline(row, figures)
+        report.add_offline(most, row, figures)
 
 
 def measure(args: Namespace, settings: Settings, report: OnlineReport) -> None:

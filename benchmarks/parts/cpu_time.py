@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -36,7 +36,7 @@ def mesh_processes(pid: int) -> dict[int, psutil.Process]:
 
 
 class Window(NamedTuple):
-    """From `start_s` to `end_s` of `time.monotonic`; CPU seconds by process id."""
+    """From `start_s` to `end_s` of the clock; CPU seconds by process id."""
 
     start_s: float
     end_s: float
@@ -53,9 +53,13 @@ class CpuUse(NamedTuple):
 
 
 class CpuSamples:
-    """CPU time of services over time. Where one has ended, psutil.NoSuchProcess is raised."""
+    """CPU time of services over time. Where one has ended, psutil.NoSuchProcess is raised. `now_s`
+    is the clock of `time.monotonic`."""
 
-    def __init__(self, processes: Mapping[int, psutil.Process]) -> None:
+    def __init__(
+        self, processes: Mapping[int, psutil.Process], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now_s = now_s
         self._processes = processes
         self._services = {pid: service_of(each.cmdline()) for pid, each in processes.items()}
         self._times_s: list[float] = []
@@ -63,7 +67,7 @@ class CpuSamples:
 
     def add(self) -> None:
         self._spent_s.append(cpu_s(self._processes))
-        self._times_s.append(time.monotonic())
+        self._times_s.append(self._now_s())
 
     def busiest(self, seconds: float) -> Window:
         """The window of about `seconds` in which most CPU time went: a load of this duration has

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from pagemesh.bench.offline import ThroughputRun
 from pagemesh.bench.report_local import Row, row_line
 from pagemesh.shared.settings import Settings
 from parts.figure_file import FigureFile
@@ -18,12 +19,13 @@ from parts.peer_figures import (
     Comparison,
     compare_value,
     comparison_line,
+    linear_layers_line,
 )
 
 ONLINE: Final = "ONLINE"
-OFFLINE: Final = "OFFLINE"
-"""Names of workloads; behind them stands how many requests there are at a time."""
+"""The name of a workload; behind it stands how many requests there are at a time."""
 LEAST_OF_OFFLINE: Final = 0.97
+_RATE: Final = "output_throughput"
 _METRICS: Final = ("ttft", "tpot", "itl")
 _STATISTICS: Final = ("median", "p99")
 
@@ -41,7 +43,7 @@ class OnlineReport:
         self._start_s: float | None = None
         self._linear_ms: dict[int, float] = {}
         self._runs: dict[str, list[dict[str, Any]]] = {}
-        self._rows: list[dict[str, Any]] = []
+        self._offline: dict[int, list[dict[str, Any]]] = {}
 
     def add_start(self, seconds: float) -> None:
         self._start_s = seconds
@@ -53,11 +55,11 @@ class OnlineReport:
 
     def add_linear_layers(self, times_ms: dict[int, float]) -> None:
         self._linear_ms = times_ms
-        shown = "  ".join(f"{rows}: {ms:.3f}" for rows, ms in times_ms.items())
-        self._say(f"linear layers through cuBLAS, ms at rows  {shown}")
+        self._say(linear_layers_line(times_ms))
 
-    def add_offline(self, row: Row, figures: dict[str, Any]) -> None:
-        self._rows.append(figures)
+    def add_offline(self, at_a_time: int, row: Row, figures: dict[str, Any]) -> None:
+        if isinstance(row, ThroughputRun):
+            self._offline.setdefault(at_a_time, []).append(figures)
         self._say(row_line(row))
 
     def fail(self, where: str, what: str) -> None:
@@ -65,7 +67,8 @@ class OnlineReport:
         self._say(f"{where} FAILED: {what}")
 
     def say_compared(self) -> None:
-        lines = [comparison_line(None), *map(comparison_line, self._compared())]
+        compared = list(self._compared())
+        lines = [comparison_line(each) for each in (None, *compared)] if compared else []
         for n, share in self._of_offline().items():
             lines.append(f"online / offline at {n}: {share:.3f} (asked: {LEAST_OF_OFFLINE})")
         lines += [f"{where} FAILED" for where in self.failures]
@@ -79,31 +82,31 @@ class OnlineReport:
 
     def _rate_comparisons(self) -> Iterator[Comparison | None]:
         for name, runs in self._runs.items():
-            rate = _median(runs, "output_throughput")
+            rate = _median(runs, _RATE)
             yield compare_value(name, rate, self._shape, self._linear_ms)
 
     def _latency_comparisons(self) -> Iterator[Comparison | None]:
         for name, runs in self._runs.items():
             for metric, statistic in product(_METRICS, _STATISTICS):
-                ms = _median(runs, f"{statistic}_{metric}_ms")
                 workload = f"{name}-{metric}-{statistic}"
-                yield compare_value(workload, ms, self._shape, self._linear_ms)
+                if workload in self._shape.goals:
+                    ms = _median(runs, f"{statistic}_{metric}_ms")
+                    yield compare_value(workload, ms, self._shape, self._linear_ms)
 
     def _of_offline(self) -> dict[int, float]:
         """The mesh's tokens a second over the engine's, by requests at a time, where both are."""
-        if not self._rows:
-            return {}
-        n = int(self._rows[0]["workload"].removeprefix(OFFLINE))
-        runs = self._runs.get(f"{ONLINE}{n}")
-        key = "output_throughput"
-        return {n: _median(runs, key) / _median(self._rows, key)} if runs else {}
+        return {
+            n: _median(self._runs[f"{ONLINE}{n}"], _RATE) / _median(rows, _RATE)
+            for n, rows in self._offline.items()
+            if f"{ONLINE}{n}" in self._runs
+        }
 
     def _say(self, line: str) -> None:
         figures = {
             "start_s": self._start_s,
             "runs": self._runs,
             "linear_layers_ms": self._linear_ms,
-            "offline": self._rows,
+            "offline": self._offline,
             "compared": [compared._asdict() for compared in self._compared()],
             "of_offline": self._of_offline(),
             "failures": self.failures,
@@ -116,11 +119,13 @@ def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def _rates(figures: Mapping[str, Any]) -> str:
+    """An answer of one token has no time between tokens."""
     latencies = (
-        f"{metric.upper()} {figures[f'median_{metric}_ms']:.2f}/{figures[f'p99_{metric}_ms']:.2f}"
+        f"  {metric.upper()} {figures[f'median_{metric}_ms']:.2f}/{figures[f'p99_{metric}_ms']:.2f}"
         for metric in _METRICS
+        if f"median_{metric}_ms" in figures
     )
-    return f"{figures['output_throughput']:9.1f} output tok/s  {'  '.join(latencies)} ms (p50/p99)"
+    return f"{figures[_RATE]:9.1f} output tok/s{''.join(latencies)} ms (p50/p99)"
 
 
 def _details(figures: Mapping[str, Any]) -> Iterator[str]:

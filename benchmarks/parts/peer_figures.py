@@ -168,3 +168,8 @@ def comparison_line(compared: Comparison | None) -> str:
     cells = (compared.value, *compared[2:])
     shown = "".join(f"{'-' if cell is None else format(cell, '.2f'):>11}" for cell in cells)
     return f"{compared.workload:<{_NAME_CHARS}}{shown}"
+
+
+def linear_layers_line(times_ms: Mapping[int, float]) -> str:
+    shown = "  ".join(f"{rows}: {ms:.3f}" for rows, ms in times_ms.items())
+    return f"linear layers through cuBLAS, ms at rows  {shown}"

@@ -35,12 +35,12 @@ def shape(tmp_path: Path) -> list[str]:
     return [str(folder), *flags, "--threads", "1", "--cache-dir", str(tmp_path / "cache")]
 
 
-def run(script: str, folder: Path, *flags: str) -> tuple[str, dict[str, Any]]:
+def run(script: str, folder: Path, *flags: str, exit_code: int = 0) -> tuple[str, dict[str, Any]]:
     out = folder / "out"
     command = [sys.executable, str(_SCRIPTS / script), *flags, "--out", str(out)]
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == exit_code, ran.stdout + ran.stderr
     (path,) = out.glob("*-shape*.json")
     return ran.stdout, json.loads(path.read_text())
 
@@ -72,3 +72,33 @@ def test_steps(shape: list[str], tmp_path: Path, where: str) -> None:
     assert plain["services_cpu_ms"].keys() == services
     assert "TooShort" in profile["reason"]
     assert "profile-2: TooShort" in out
+
+
+_LOAD = ["--concurrency", "2", "--rounds", "1", "--num-prompts", "6", "--clients", "1"]
+
+
+@pytest.mark.mesh
+def test_a_mesh_under_load(shape: list[str], tmp_path: Path) -> None:
+    out, figures = run(
+        "online_h200.py", tmp_path, *shape, *_LOAD, "--input-len", "20", "--output-len", "8"
+    )
+    assert list(figures["runs"]) == ["warm-up", "ONLINE2"]
+    (load,) = figures["runs"]["ONLINE2"]
+    assert (load["completed"], load["total_output_tokens"], load["seed"]) == (6, 48, 2)
+    assert load["cpu"]["us_per_token"].keys() == {"worker", "scheduler", "tokenizer", "gateway"}
+    assert load["cpu"]["busiest_share"] > 0
+    assert figures["start_s"] > 0
+    assert figures["of_offline"]["2"] > 0
+    assert (figures["compared"], figures["failures"]) == ([], {})
+    assert "online / offline at 2:" in out
+
+
+@pytest.mark.mesh
+def test_a_load_that_fails_is_named_and_the_rest_goes_on(shape: list[str], tmp_path: Path) -> None:
+    out, figures = run(
+        "online_h200.py", tmp_path, *shape, *_LOAD, "--output-len", "600", exit_code=1
+    )
+    assert list(figures["failures"]) == ["warm-up #0", "ONLINE2 #0"]
+    assert "6 requests failed" in figures["failures"]["ONLINE2 #0"]
+    assert "OFFLINE2     skipped:" in out
+    assert figures["runs"] == {}
