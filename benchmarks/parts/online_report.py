@@ -115,7 +115,7 @@ class OnlineReport:
 
 
 def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    return median(row[key] for row in rows)
+    return float(median(row[key] for row in rows))
 
 
 def _rates(figures: Mapping[str, Any]) -> str:
