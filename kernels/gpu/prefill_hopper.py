@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
-import torch
 from torch import Tensor
 from triton import cdiv
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from pagemesh.kernels.gpu.boxes import GLUON_TYPES, Boxes, boxes
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
 from pagemesh.kernels.gpu.prefill_hopper_kernel import prefill_hopper_kernel
 from pagemesh.kernels.gpu.prefill_hopper_load import PANEL, ROWS, Cut
@@ -29,7 +27,6 @@ HEAD_DIMS: Final = (64, 128)
 PAGES: Final = (16, 32, 64, 128)
 """Tokens of a page."""
 _NO_WINDOW: Final = 2**30
-_GLUON_TYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 # Registers of a thread at the start, when all warpgroups (a loading one, too) have as many: the
 # kernel then gives the loader's to the others.
 _MAX_REGISTERS: Final = {2: 168, 3: 128}
@@ -64,7 +61,7 @@ def fits(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor) -> bool:
     """Whether the kernel takes these, on this device: 16-bit types, heads of 64 or 128, pages of 16
     to 128 tokens (a power of two), tokens and pages that begin at multiples of 16 bytes."""
     _, _, page, head_dim = k_cache.shape
-    suits = q.dtype in _GLUON_TYPES and head_dim in HEAD_DIMS and page in PAGES
+    suits = q.dtype in GLUON_TYPES and head_dim in HEAD_DIMS and page in PAGES
     return suits and is_hopper() and all(_aligned(x) for x in (q, k_cache, v_cache, out))
 
 
@@ -100,9 +97,9 @@ def prefill_attention_hopper(
     pieces = n_blocks * cut.bundles
     programs = min(pieces, multiprocessors())
     prefill_hopper_kernel[(programs,)](
-        _boxes(q, cut.wg_tokens, cut.pack, PANEL.value),
-        _boxes(k_cache.flatten(1, 2), 1, cut.box, PANEL.value),
-        _boxes(v_cache.flatten(1, 2), 1, cut.box, PANEL.value),
+        boxes(q, q.shape, q.stride(), (cut.wg_tokens, cut.pack, PANEL.value)),
+        _pages(k_cache, cut),
+        _pages(v_cache, cut),
         out,
         inputs.query_start,
         inputs.seq_lens,
@@ -145,10 +142,8 @@ def make_cut(q: Tensor, k_cache: Tensor, config: HopperConfig, *, windowed: bool
     )
 
 
-def _boxes(x: Tensor, *box: int) -> TensorDescriptor:
-    return TensorDescriptor(x, [*x.shape], [*x.stride()], [*box], _memory(box, x.dtype))
-
-
-@cache
-def _memory(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([*box], _GLUON_TYPES[dtype])
+def _pages(cache: Tensor, cut: Cut) -> Boxes:
+    """[blocks, KV heads * page, head_dim]."""
+    n_blocks, n_kv_heads, page, head_dim = cache.shape
+    strides = cache.stride(0), head_dim, 1
+    return boxes(cache, (n_blocks, n_kv_heads * page, head_dim), strides, (1, cut.box, PANEL.value))

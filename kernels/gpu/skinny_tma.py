@@ -21,14 +21,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from pagemesh.kernels.gpu.boxes import GLUON_TYPES, boxes
 from pagemesh.kernels.gpu.kernel import gluon_kernel
 from pagemesh.kernels.gpu.launch import cdiv, multiprocessors, pdl
 from pagemesh.kernels.gpu.skinny_config import Launch, SkinnyConfig
-
-_GLUON_TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 @gluon.jit
@@ -180,7 +178,7 @@ def fits_tma(x: Tensor, w: Tensor, config: SkinnyConfig, *, gated: bool) -> bool
         t.data_ptr() % 16 == 0 and t.stride(0) % 8 == 0 and t.stride(1) == 1 for t in (x, w)
     )
     fills = config.block_n % (16 * config.warps) == 0
-    suits = whole and aligned and fills and x.dtype in _GLUON_TYPES
+    suits = whole and aligned and fills and x.dtype in GLUON_TYPES
     return config.tma and is_hopper() and suits
 
 
@@ -207,18 +205,11 @@ def tma_launch(
         "num_warps": config.warps,
         "launch_pdl": pdl(),
     }
-    x_tiles = _descriptor(x, x.shape, x.stride(), [block_r, config.block_k])
+    x_tiles = boxes(x, x.shape, x.stride(), (block_r, config.block_k))
     if gated:
         shape, strides = (n // 8, 2, 8, k), (8 * k, n * k, k, 1)
-        w_tiles = _descriptor(w, shape, strides, [config.block_n // 16, 2, 8, config.block_k])
+        w_tiles = boxes(w, shape, strides, (config.block_n // 16, 2, 8, config.block_k))
     else:
-        w_tiles = _descriptor(w, w.shape, w.stride(), [config.block_n, config.block_k])
+        w_tiles = boxes(w, w.shape, w.stride(), (config.block_n, config.block_k))
     arguments = (x_tiles, w_tiles, bias, out, rows, n, steps, items)
     return Launch(skinny_tma_kernel, (programs,), arguments, options)
-
-
-def _descriptor(
-    base: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], block: list[int]
-) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for(block, _GLUON_TYPES[base.dtype])
-    return TensorDescriptor(base, list(shape), list(strides), block, layout)
