@@ -77,16 +77,15 @@ class AttentionPlan:
 def plan_attention(inputs: AttentionInputs, pages: Pages, window: int | None) -> AttentionPlan:
     """The plan of one step for layers of this window."""
     lens = inputs.seq_lens.tolist()
+    n_decode = inputs.n_decode if inputs.counts is None else int(inputs.counts[1])
     bounds = inputs.query_start.tolist()
     tokens = [slice(start, stop) for start, stop in pairwise(bounds)]
     prefills = [
         _prefill_row(inputs.block_tables[row], tokens[row], lens[row], pages, window)
-        for row in range(inputs.n_decode, len(lens))
+        for row in range(n_decode, len(lens))
         if lens[row] > 0 and tokens[row].start < tokens[row].stop
     ]
-    return AttentionPlan(
-        list(_decode_groups(inputs, lens[: inputs.n_decode], pages, window)), prefills
-    )
+    return AttentionPlan(list(_decode_groups(inputs, lens[:n_decode], pages, window)), prefills)
 
 
 # -- decode rows ----------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ class AttentionInputs:
     max_query_tokens: int
     max_seq_tokens: int
     n_decode: int
-    """Leading rows with exactly one query token each."""
+    """Leading rows with exactly one query token each; with `counts` the most there may be."""
+    counts: Tensor | None = None
+    """int32[2] on the device, in a step that a CUDA graph computes: how many rows there are, and
+    how many of them lead with one token each. Rows after these have no tokens."""
     plans: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What a kernel worked out from the above in the first layer, for the layers after it."""

@@ -22,9 +22,10 @@ def paged_attention(
 ) -> Tensor:
     """Causal attention of q [T, Hq, D] over the pages of each row; returns [T, Hq, D].
 
-    The twin of `kernels.attention.paged_attention`. A step of decode rows alone takes one kernel;
-    padding tokens count as a part of the prefill rows, whose kernel is the one for Hopper wherever
-    it fits (benchmarks/gpu/prefill_attention.py compares them, and libraries).
+    The twin of `kernels.attention.paged_attention`. A step of decode rows alone takes one kernel,
+    unless it has `counts`, which only the device reads. Padding tokens count as a part of the
+    prefill rows, whose kernel is the one for Hopper wherever it fits
+    (benchmarks/gpu/prefill_attention.py compares them, and libraries).
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     n_decode = inputs.n_decode
@@ -33,7 +34,8 @@ def paged_attention(
         decode_attention(
             decodes, k_cache, v_cache, inputs, scale=scale, window=window, out=out[:n_decode]
         )
-    if n_decode < q.shape[0]:
+    # The decode kernel writes to no row but decode rows.
+    if n_decode < q.shape[0] or inputs.counts is not None:
         fits = prefill_hopper.fits(q, k_cache, v_cache, out)
         prefill = prefill_hopper.prefill_attention_hopper if fits else prefill_attention
         prefill(q, k_cache, v_cache, inputs, scale=scale, window=window, out=out)

@@ -22,7 +22,9 @@ class Boxes(TensorDescriptor):
         """Nothing."""
 
 
-def boxes(base: Tensor, shape: Sequence[int], strides: Sequence[int], box: tuple[int, ...]) -> Boxes:
+def boxes(
+    base: Tensor, shape: Sequence[int], strides: Sequence[int], box: tuple[int, ...]
+) -> Boxes:
     """`base` as a tensor of `shape` and `strides`, in elements of 16 bits."""
     return Boxes(base, [*shape], [*strides], [*box], _memory(box, base.dtype))
 

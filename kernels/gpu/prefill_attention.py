@@ -76,7 +76,8 @@ def prefill_attention(
     """
     n_tokens, n_heads, head_dim = q.shape
     _, n_kv_heads, page_tokens, _ = k_cache.shape
-    n_decode, n_rows = inputs.n_decode, inputs.seq_lens.shape[0]
+    counted, n_rows = inputs.counts is not None, inputs.seq_lens.shape[0]
+    n_decode = 0 if counted else inputs.n_decode
     if n_tokens == n_decode:
         return
     group = n_heads // n_kv_heads
@@ -92,6 +93,7 @@ def prefill_attention(
         inputs.query_start,
         inputs.seq_lens,
         inputs.block_tables,
+        inputs.counts,
         n_tokens,
         n_rows,
         n_decode,
@@ -106,6 +108,7 @@ def prefill_attention(
         PADDED_DIM=_padded(head_dim),
         PAGE=page_tokens,
         HAS_WINDOW=window is not None,
+        COUNTED=counted,
         BLOCK_ROWS=config.block_rows,
         BLOCK_TOKENS=block_tokens,
         TILE=config.tile_tokens,
@@ -129,6 +132,7 @@ def _prefill_attention(
     query_start,
     seq_lens,
     block_tables,
+    counts,
     n_tokens,
     n_rows,
     n_decode,
@@ -143,6 +147,7 @@ def _prefill_attention(
     PADDED_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    COUNTED: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
@@ -151,6 +156,9 @@ def _prefill_attention(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    if COUNTED:
+        n_rows = tl.load(counts)
+        n_decode = tl.load(counts + 1)
     head = tl.program_id(0)
     # The blocks that see most keys come first, so that none of them is left for the end.
     block = tl.num_programs(1) - 1 - tl.program_id(1)

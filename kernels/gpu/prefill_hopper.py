@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from torch import Tensor
-from triton import cdiv
 
 from pagemesh.kernels.gpu.boxes import GLUON_TYPES, Boxes, boxes
 from pagemesh.kernels.gpu.launch import multiprocessors, pdl
@@ -88,15 +86,13 @@ def prefill_attention_hopper(
     Writes out[n_decode:], zeros for padding. q [T, Hq, D] may have any stride between tokens.
     """
     n_tokens = q.shape[0]
-    n_decode, n_rows = inputs.n_decode, inputs.seq_lens.shape[0]
+    counted, n_rows = inputs.counts is not None, inputs.seq_lens.shape[0]
+    n_decode = 0 if counted else inputs.n_decode
     if n_tokens == n_decode:
         return
     cut = make_cut(q, k_cache, config or choose_config(q.shape[2]), windowed=window is not None)
-    # Every row may end in a block that is not full, and so may the padding behind them.
-    n_blocks = (n_tokens - n_decode) // cut.block_tokens + n_rows - n_decode + 1
-    pieces = n_blocks * cut.bundles
-    programs = min(pieces, multiprocessors())
-    prefill_hopper_kernel[(programs,)](
+    most_blocks = (n_tokens - n_decode) // cut.block_tokens + n_rows - n_decode + 1
+    prefill_hopper_kernel[(min(most_blocks * cut.bundles, multiprocessors()),)](
         boxes(q, q.shape, q.stride(), (cut.wg_tokens, cut.pack, PANEL.value)),
         _pages(k_cache, cut),
         _pages(v_cache, cut),
@@ -104,16 +100,16 @@ def prefill_attention_hopper(
         inputs.query_start,
         inputs.seq_lens,
         inputs.block_tables,
+        inputs.counts,
         inputs.block_tables.stride(0),
         n_tokens,
         n_rows,
         n_decode,
-        n_blocks,
-        cdiv(pieces, programs),
         window or _NO_WINDOW,
         out.stride(0),
         scale * LOG2_E,
         **cut.constants,
+        COUNTED=counted,
         PDL=pdl(),
         num_warps=4,
         maxnreg=_MAX_REGISTERS[cut.warpgroups],

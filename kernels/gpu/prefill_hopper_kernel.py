@@ -242,7 +242,7 @@ def _ring(
     return Ring(places, ready, free)
 
 
-_SCALARS = ["table_stride", "n_tokens", "n_rows", "n_decode", "n_blocks", "rounds", "window"]
+_SCALARS = ["table_stride", "n_tokens", "n_rows", "n_decode", "window"]
 
 
 @gluon_kernel(do_not_specialize=_SCALARS)
@@ -254,12 +254,11 @@ def prefill_hopper_kernel(
     query_start,
     seq_lens,
     block_tables,
+    counts,
     table_stride,
     n_tokens,
     n_rows,
     n_decode,
-    n_blocks,
-    rounds,
     window,
     out_stride,
     log2_scale,
@@ -274,6 +273,7 @@ def prefill_hopper_kernel(
     WARPGROUPS: gl.constexpr,
     TURNS: gl.constexpr,
     WINDOWED: gl.constexpr,
+    COUNTED: gl.constexpr,
     PDL: gl.constexpr,
 ):
     """The constants are the fields of `Cut`."""
@@ -303,6 +303,13 @@ def prefill_hopper_kernel(
     fence_async_shared()
     if PDL:
         gdc_wait()
+    if COUNTED:
+        n_rows = gl.load(counts)
+        n_decode = gl.load(counts + 1)
+    # Every row may end in a block that is not full, and so may the padding behind them.
+    n_blocks = (n_tokens - n_decode) // CUT.block_tokens + n_rows - n_decode + 1
+    programs = gl.num_programs(0)
+    rounds = (n_blocks * BUNDLES + programs - 1) // programs
     batch = Batch(
         query_start,
         seq_lens,

@@ -158,7 +158,8 @@ class Copy:
         if all(start < stop for start, stop, _ in spans):
             inside = tuple(slice(start - first, stop - first) for start, stop, first in spans)
             there = tuple(slice(start, stop) for start, stop, _ in spans)
-            box[inside] = self.source.base[there]
+            source = self.source.base.as_strided(self.source.shape, self.source.strides)
+            box[inside] = source[there]
         assert self.target.shape == list(box.shape)
         self.target.store(box)
         self.ready.received(box.numel() * box.element_size())

@@ -25,10 +25,10 @@ from pagemesh.worker_svc.books import new_batch
 from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.gpu import decoder as decoder_module
 from pagemesh.worker_svc.gpu import executor as executor_module
-from pagemesh.worker_svc.gpu import staging
+from pagemesh.worker_svc.gpu import staging, step_words
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.executor import GPUExecutor
-from pagemesh.worker_svc.gpu.graphs import DecodeGraphs, Launch, graph_sizes
+from pagemesh.worker_svc.gpu.graphs import StepGraphs
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.decoder import Decoder
@@ -76,20 +76,15 @@ class LateCopies:
             copy.copy_(source)
 
 
-class ActedGraphs(DecodeGraphs):
+class ActedGraphs(StepGraphs):
     """Launch again what a graph would replay."""
 
-    def __init__(self, launch: Launch, max_rows: int) -> None:
-        self._launch = launch
-        self._sizes = graph_sizes(max_rows)
-        self._graphs = {}
-
     def replay(self, size: int) -> None:
-        assert self.holds(size)
+        assert size in self._graphs
         self._launch(size)
 
-    def _capture(self, size: int) -> None:
-        self._launch(size)
+    def capture(self, size: int) -> None:
+        self._launch_padding(size)
         self._graphs[size] = None  # type: ignore[assignment]
 
 
@@ -111,10 +106,11 @@ def act_out(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
             tensor = torch.empty(n_words, dtype=torch.int32)
             return tensor, tensor.numpy()
 
-        for module in (staging, executor_module):
+        for module in (staging, step_words, executor_module):
             monkeypatch.setattr(module, "pinned", plain)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
         monkeypatch.setattr(executor_module, "CopyOut", LateCopies)
-        monkeypatch.setattr(executor_module, "DecodeGraphs", ActedGraphs)
+        monkeypatch.setattr(executor_module, "StepGraphs", ActedGraphs)
         for kernel in (paged_attention, rope_store, add_rms_norm, silu_mul):
             # Other tests hold these against each other, and the interpreter takes its time.
             monkeypatch.setattr(decoder_module, kernel.__name__, kernel)

@@ -225,7 +225,7 @@ def test_a_step_that_was_not_launched_leaves_no_rows_for_the_next(
     one(driver, len(asked.ids), slot=1)
     driver.enter(0, PROMPT)
     one(driver, len(PROMPT))
-    graphs, error = driver.runner._executor.graphs, RuntimeError("CUDA error: out of memory")
+    graphs, error = driver.runner._executor.decode_graphs, RuntimeError("CUDA error: out of memory")
     monkeypatch.setattr(graphs, "replay", failing_once(graphs.replay, error))
     assert len(driver.run({0: 1}).failed) == 1
     driver.leave(0)

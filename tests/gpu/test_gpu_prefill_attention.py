@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from paged_layout import Batch, Shape, dense_attention, random_batch
+from paged_layout import Batch, Shape, counted, dense_attention, random_batch
 
 from pagemesh.kernels.attention import paged_attention
 from pagemesh.kernels.gpu.prefill_attention import PrefillConfig, choose_config, prefill_attention
@@ -87,6 +87,16 @@ def test_rows_behind_decode_rows(device, dtype):
     rows = [(1, 30), (1, 0), (1, 7), (4, 4), (19, 50), (3, 0), (2, 20)]
     batch = random_batch(shape, rows, n_decode=3, seed=4, padding_tokens=40, dtype=dtype)
     check(batch, device, config=None if ON_CARD else SMALL)
+
+
+def test_counts_that_only_the_device_knows(device, dtype):
+    shape = Shape(n_kv_heads=1, group=2, head_dim=64, block_tokens=16)
+    rows = [(1, 30), (1, 0), (4, 4), (19, 50), (0, 0), (2, 20)]
+    batch = random_batch(shape, rows, n_decode=2, seed=8, padding_tokens=40, dtype=dtype)
+    config = None if ON_CARD else SMALL
+    assert torch.equal(
+        run(counted(batch), device, config=config), run(batch, device, config=config)
+    )
 
 
 def test_only_padding_behind_decode_rows(device, dtype):

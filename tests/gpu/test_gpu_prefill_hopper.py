@@ -10,7 +10,7 @@ import torch
 from gluon_model import Launcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_layout import Batch, Shape, dense_attention, random_batch
+from paged_layout import Batch, Shape, counted, dense_attention, random_batch
 from test_gpu_prefill_attention import chunk_of, on
 
 from pagemesh.kernels.attention import paged_attention
@@ -88,6 +88,18 @@ def test_equals_dense_attention(config, window):
     rows = [(1, 30), (1, 0), *RAGGED]
     batch = random_batch(shape, rows, n_decode=2, seed=1, padding_tokens=40, dtype=torch.bfloat16)
     check(batch, window, config)
+
+
+COUNTED = [(1, 30), (1, 0), (4, 4), (70, 150), (0, 0), (2, 20)]
+
+
+@pytest.mark.usefixtures("modelled")
+def test_counts_that_only_the_device_knows():
+    shape = Shape(n_kv_heads=2, group=4, head_dim=64, block_tokens=16)
+    batch = random_batch(
+        shape, COUNTED, n_decode=2, seed=8, padding_tokens=40, dtype=torch.bfloat16
+    )
+    assert torch.equal(attend(counted(batch)), attend(batch))
 
 
 @pytest.mark.usefixtures("modelled")
@@ -169,6 +181,13 @@ class TestOnHopper:
             relative_error(attend(on("cuda", batch), window=window)[2:], exact(batch, window)[2:])
             < 5e-3
         )
+
+    def test_counts_that_only_the_device_knows(self):
+        shape = Shape(n_kv_heads=2, group=4, head_dim=128, block_tokens=16)
+        batch = random_batch(
+            shape, COUNTED, n_decode=2, seed=8, padding_tokens=40, dtype=torch.bfloat16
+        )
+        assert torch.equal(attend(on("cuda", counted(batch))), attend(on("cuda", batch)))
 
     @pytest.mark.parametrize("config", CONFIGS[:2], ids=str)
     @pytest.mark.parametrize("head_dim", prefill_hopper.HEAD_DIMS)

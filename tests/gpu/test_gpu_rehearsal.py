@@ -52,8 +52,8 @@ class FakeExecutor:
         if self.capture_fails:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def launch_decodes(self) -> None:
-        self.calls.append("launch_decodes")
+    def launch_hot(self) -> None:
+        self.calls.append("launch_hot")
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_dry_run_launches_what_the_rehearsal_does(
     runner.steps.clear()
     rehearse(lambda: (runner, executor), readings(), 0)
     assert dry == runner.steps
-    assert executor.calls == ["launch_decodes", "capture"]
+    assert executor.calls == ["launch_hot", "capture"]
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2])

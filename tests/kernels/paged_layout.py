@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -82,6 +82,25 @@ def random_batch(
         n_decode=n_decode,
     )
     return Batch(shape, q.to(dtype), keys, values, k_cache, v_cache, inputs)
+
+
+def counted(batch: Batch, n_more: int = 3) -> Batch:
+    """As a graph gets it: with room for rows that there are not, the first of which has the padding
+    tokens, and the number of rows on the device alone."""
+    inputs, n_tokens, n_rows = batch.inputs, len(batch.q), len(batch.inputs.seq_lens)
+    width = batch.inputs.block_tables.shape[1]
+    ends = torch.full((n_more,), n_tokens, dtype=torch.int32)
+    nothing = torch.zeros(n_more, width, dtype=torch.int32)
+    more = replace(
+        inputs,
+        query_start=torch.cat((inputs.query_start, ends)),
+        seq_lens=torch.cat((inputs.seq_lens, nothing[:, 0])),
+        block_tables=torch.cat((inputs.block_tables, nothing)),
+        max_query_tokens=n_tokens,
+        n_decode=min(n_tokens, n_rows + n_more - 1),
+        counts=torch.tensor([n_rows + 1, inputs.n_decode], dtype=torch.int32),
+    )
+    return replace(batch, inputs=more)
 
 
 def _slots(table: list[int], context: int, block_tokens: int) -> Tensor:

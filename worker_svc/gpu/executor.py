@@ -25,15 +25,15 @@ from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
 from pagemesh.worker_svc.executor import Computed
 from pagemesh.worker_svc.gpu.copy_out import CopyOut
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
-from pagemesh.worker_svc.gpu.graphs import DecodeGraphs
+from pagemesh.worker_svc.gpu.graphs import StepGraphs, decode_sizes, prompt_sizes
 from pagemesh.worker_svc.gpu.sampler import GPUSampled, GPUSampler, HostRows
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
 from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWrites, pinned
+from pagemesh.worker_svc.gpu.step_words import PADDING, StepWords, count_decodes
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
 from pagemesh.worker_svc.sampler import SampledRows
 
-_PADDING: Final = -1
 _ZERO: Final = np.zeros(1, np.int32)
 
 
@@ -72,7 +72,7 @@ class GPUExecutor:
         max_step_tokens: int,
         eager: bool = False,
     ) -> None:
-        """`eager`: decode steps are launched kernel by kernel, without graphs."""
+        """`eager`: all steps are launched kernel by kernel, without graphs."""
         n_slots, n_blocks = batch.tables.shape
         device, dtype = kv.pool.device, kv.pool.dtype
 
@@ -95,13 +95,22 @@ class GPUExecutor:
         self._sampler = GPUSampler(self._sampling)
         self._copy_out = CopyOut(device)
         most_tokens = max(max_step_tokens, n_slots)
-        self._buffers = StepBuffers.empty(n_slots, most_tokens, n_blocks, device)
+        # One row more, for padding tokens.
+        self._buffers = StepBuffers.empty(n_slots + 1, most_tokens, n_blocks, device)
         self._padding = torch.from_numpy(_padding_rows(n_slots)).to(device)
         self._rows = self._padding.clone()
         self._decoded: _Decoded | None = None
         self._sampled = ints(2, n_slots)
         self._logits = torch.empty(n_slots, vocab_tokens, dtype=dtype, device=device)
-        self.graphs = DecodeGraphs(self._launch_decode, n_slots)
+        memory = torch.cuda.graph_pool_handle()
+        self.decode_graphs = StepGraphs(
+            self._launch_decode, self._place_padding, decode_sizes(n_slots), memory
+        )
+        self._words = StepWords(n_slots, device)
+        self._hidden: dict[int, Tensor] = {}
+        self.prompt_graphs = StepGraphs(
+            self._launch_prompts, self._words.place_padding, prompt_sizes(most_tokens), memory
+        )
         self._eager = eager
 
     # -- state ------------------------------------------------------------------------------------
@@ -145,24 +154,19 @@ class GPUExecutor:
         return computed
 
     def capture(self) -> None:
-        """Make the graphs of decode steps that will be wanted. Others are made when they are."""
+        """Make the graphs of steps that will be wanted. Others are made when they are."""
         if not self._eager:
-            self._capture(self.graphs.hot_sizes)
+            for graphs in (self.decode_graphs, self.prompt_graphs):
+                graphs.capture_hot()
 
-    def launch_decodes(self) -> None:
+    def launch_hot(self) -> None:
         """The steps that `capture` makes graphs of, on rows of no sequence."""
-        self._place_padding()
-        for size in self.graphs.hot_sizes:
-            self._launch_decode(size)
+        for graphs in (self.decode_graphs, self.prompt_graphs):
+            graphs.launch_hot()
 
-    def _capture(self, sizes: list[int]) -> None:
-        # A graph is launched once before it is captured.
-        self._place_padding()
-        self.graphs.capture(sizes)
-
-    def _place_padding(self) -> None:
-        """Rows of no sequence."""
-        self._rows.copy_(self._padding)
+    def _place_padding(self, size: int) -> None:
+        """Rows of no sequence, for a decode step."""
+        self._rows[:size].copy_(self._padding[:size])
         self._decoded = None
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
@@ -174,15 +178,14 @@ class GPUExecutor:
     def _decode(self, rows: Rows) -> _Forward:
         """One token of each row, through a graph."""
         n = len(rows)
-        size = self.graphs.size_for(n)
-        if not (self._eager or self.graphs.holds(size)):
-            self._capture([size])
+        graphs = self.decode_graphs
+        size = graphs.size_for(n) if self._eager else graphs.hold(n)
         self._place(rows, size)
         self._copy_out.fence()
         if self._eager:
             self._launch_decode(size)
         else:
-            self.graphs.replay(size)
+            graphs.replay(size)
         self._decoded = _Decoded(size, rows.slots, rows.starts + 1)
         slots, positions = self._buffers.slots[:n], self._buffers.next_positions[:n]
         return _Forward(self._logits[:n], slots, positions, self._sampled)
@@ -211,34 +214,54 @@ class GPUExecutor:
         )
 
     def _mixed(self, rows: Rows) -> _Forward:
-        """Rows of any number of tokens, launched kernel by kernel."""
-        n, sampling = len(rows), np.flatnonzero(rows.samples)
-        ends = np.cumsum(rows.n_tokens)
-        if ends[-1] > len(self._buffers.token_ids):  # kernels check no bounds
-            raise ValueError(f"{ends[-1]} tokens are more than a step of this worker may have")
-        source, words = pinned(n * ROW_WORDS + 2 * len(sampling))
-        packed = words[: n * ROW_WORDS].reshape(n, ROW_WORDS)
-        for column, values in enumerate((rows.slots, rows.starts, rows.n_tokens, ends)):
-            packed[:, column] = values
-        packed[:, 3] -= rows.n_tokens.astype(np.int32)
-        words[n * ROW_WORDS :].reshape(2, -1)[:] = sampling, ends[sampling] - 1
-        device_words = source.to(self._rows.device, non_blocking=True)
-        which, last = device_words[n * ROW_WORDS :].view(2, -1)
-        longer = np.flatnonzero(rows.n_tokens != 1)
-        hidden = self._run(
-            device_words[: n * ROW_WORDS].view(n, ROW_WORDS),
-            int(ends[-1]),
-            most_query=int(rows.n_tokens.max()),
-            longest=int((rows.starts + rows.n_tokens).max()),
-            n_decode=int(longer[0]) if len(longer) else n,
-        )
-        logits = self._logits[: len(sampling)]
+        """Rows of any number of tokens, through a graph if one is large enough."""
+        n_tokens = int(rows.n_tokens.sum())
+        if n_tokens > len(self._buffers.token_ids):  # kernels check no bounds
+            raise ValueError(f"{n_tokens} tokens are more than a step of this worker may have")
+        n_decode = count_decodes(rows.n_tokens)
+        if self._eager or n_tokens > self.prompt_graphs.largest:
+            which, last = self._words.place(rows, n_decode, n_tokens)
+            hidden = self._run_prompts(rows, n_tokens, n_decode)
+        else:
+            size = self.prompt_graphs.hold(n_tokens)
+            which, last = self._words.place(rows, n_decode, size)
+            self.prompt_graphs.replay(size)
+            hidden = self._hidden[size]
+        logits = self._logits[: len(last)]
         self._model.logits(hidden[last], out=logits)
         buffers = self._buffers
         return _Forward(logits, buffers.slots[which], buffers.next_positions[which], hidden=hidden)
 
+    def _launch_prompts(self, size: int) -> None:
+        """The step of `size` tokens that a graph captures: from `_words` to `_hidden`."""
+        longest, most_decodes = self._batch.row_tokens, min(size, len(self._words.rows) - 1)
+        self._hidden[size] = self._run(
+            self._words.rows,
+            size,
+            most_query=size,
+            longest=longest,
+            n_decode=most_decodes,
+            counts=self._words.counts,
+        )
+
+    def _run_prompts(self, rows: Rows, n_tokens: int, n_decode: int) -> Tensor:
+        return self._run(
+            self._words.rows[: len(rows)],
+            n_tokens,
+            most_query=int(rows.n_tokens.max()),
+            longest=int((rows.starts + rows.n_tokens).max()),
+            n_decode=n_decode,
+        )
+
     def _run(
-        self, rows: Tensor, n_tokens: int, *, most_query: int, longest: int, n_decode: int
+        self,
+        rows: Tensor,
+        n_tokens: int,
+        *,
+        most_query: int,
+        longest: int,
+        n_decode: int,
+        counts: Tensor | None = None,
     ) -> Tensor:
         buffers = self._buffers.part(len(rows), n_tokens)
         gather_rows(rows, self._state, self._batch.block_tokens, buffers)
@@ -250,6 +273,7 @@ class GPUExecutor:
             max_query_tokens=most_query,
             max_seq_tokens=longest,
             n_decode=n_decode,
+            counts=counts,
         )
         return self._model.forward(buffers.token_ids, buffers.positions, attention, self._kv)
 
@@ -312,5 +336,5 @@ def _follows(rows: Rows, size: int, there: _Decoded) -> bool:
 def _padding_rows(n: int) -> WireInts:
     """int32[n, 4]: rows of no sequence, one token each (see `kernels.batch.gather_rows`)."""
     rows = np.zeros((n, ROW_WORDS), np.int32)
-    rows[:, 0], rows[:, 2], rows[:, 3] = _PADDING, 1, np.arange(n)
+    rows[:, 0], rows[:, 2], rows[:, 3] = PADDING, 1, np.arange(n)
     return rows

@@ -56,7 +56,7 @@ def dry_run(runner: Runner, executor: GPUExecutor) -> None:
     executor must be an eager one."""
     for step in (*_prompt_steps(runner), *_decode_steps(runner)):
         runner.launch(step).wait()
-    executor.launch_decodes()
+    executor.launch_hot()
     runner.reset()
 
 
