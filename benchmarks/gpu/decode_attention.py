@@ -6,8 +6,10 @@
 
 Every launch reads pages scattered over one pool; small cells take turns on so many of them that no
 page is still in the L2 cache. Launches are timed as replays of one CUDA graph, without the planning
-kernel (once a step, timed apart). Bytes are those of K and V alone. A cell of at least 256k tokens
-is marked < if it is below 85% of the copy; neighbours more than 15% apart are listed.
+kernels (once a step, timed apart). Bytes are those of K and V alone. A cell of at least 256k tokens
+is marked < if it is below 85% of the copy; neighbours more than 15% apart are listed. Batches with
+a common prefix are timed with rows computed together and each by itself: bytes are those of all
+rows, and of what differs.
 """
 
 from __future__ import annotations
@@ -24,7 +26,18 @@ from multiprocessing import get_context
 import torch
 from parts.agreement import relative_error
 from parts.card_clock import copy_bytes_s
-from parts.decode_cells import DEVICE, DTYPE, Cell, Pool, Work, extra_cells, plan_us, tuned
+from parts.decode_cells import (
+    DEVICE,
+    DTYPE,
+    Cell,
+    Pool,
+    Work,
+    alone,
+    extra_cells,
+    plan_us,
+    shared_cells,
+    tuned,
+)
 from parts.decode_fit import fits
 from torch import Tensor
 
@@ -41,20 +54,35 @@ POOL_TOKENS = 256 * 32768
 MANY_TOKENS = 256 * 1024
 MAX_ERROR = 6e-3
 CHECKED_LENGTHS = [1, 192, 0, 700, 1023, 8192, 2048, 33, 31, 20000]
+CHECKED_PREFIXED = [3000 + 11 * row for row in range(100)]
+PLANNED_CELLS = [Cell.uniform(256, 192), Cell.uniform(256, 2048), Cell.uniform(1, 32768)]
 
 
 # -- correctness ----------------------------------------------------------------------------------
 
 
 def check(pool: Pool, heads: Heads) -> None:
-    inputs = Cell("check", CHECKED_LENGTHS).inputs(pool, 0)
-    shape = (len(CHECKED_LENGTHS), heads.n_kv_heads * heads.group, heads.head_dim)
-    q = torch.randn(shape, dtype=DTYPE, device=DEVICE)
+    """Of rows of all lengths, and of rows with a common prefix, whose bits are those of rows that
+    are computed one by one."""
     for window in (None, 1000):
-        out = torch.full_like(q, torch.nan)
-        decode_attention(q, pool.k, pool.v, inputs, scale=0.1, window=window, out=out)
-        error = relative_error(out, exact(q, pool, inputs, scale=0.1, window=window))
-        assert error < MAX_ERROR, (heads, window, error)
+        check_cell(Cell("check", CHECKED_LENGTHS), pool, heads, window)
+    prefixed = Cell("check", CHECKED_PREFIXED, shared_tokens=2048)
+    shared = check_cell(prefixed, pool, heads, None)
+    assert torch.equal(shared, check_cell(prefixed, pool, heads, None, alone(tuned(heads))))
+
+
+def check_cell(
+    cell: Cell, pool: Pool, heads: Heads, window: int | None, config: DecodeConfig | None = None
+) -> Tensor:
+    inputs = cell.inputs(pool, 0)
+    shape = (len(cell.lengths), heads.n_kv_heads * heads.group, heads.head_dim)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    q = torch.randn(shape, dtype=DTYPE, device=DEVICE, generator=generator)
+    out = torch.full_like(q, torch.nan)
+    decode_attention(q, pool.k, pool.v, inputs, scale=0.1, window=window, out=out, config=config)
+    error = relative_error(out, exact(q, pool, inputs, scale=0.1, window=window))
+    assert error < MAX_ERROR, (heads, window, error)
+    return out
 
 
 def exact(
@@ -87,7 +115,8 @@ def print_cells(whole: Pool, copied_bytes_s: float) -> None:
         pool = whole.paged(block_tokens)
         check(pool, heads)
         print(f"\n{heads}, block_tokens {block_tokens}, {tuned(heads)}")
-        print(f"planning 256 x 2048: {plan_us(256, 2048, heads, pool):.1f} µs")
+        for cell in [*PLANNED_CELLS, *shared_cells()]:
+            print(plan_text(cell, heads, pool))
         print("µs (% of copy)" + "".join(f"{context:>16}" for context in CONTEXTS))
         speeds: Speeds = {}
         for batch in BATCHES:
@@ -96,6 +125,8 @@ def print_cells(whole: Pool, copied_bytes_s: float) -> None:
         for cell in extra_cells():
             us = Work.of(cell, pool, heads).us(None)
             print(row_text(cell, us, pool, copied_bytes_s))
+        for cell in shared_cells():
+            print(shared_text(cell, Work.of(cell, pool, heads), copied_bytes_s))
 
 
 def print_batch(batch: int, pool: Pool, heads: Heads, copied_bytes_s: float) -> Speeds:
@@ -116,6 +147,22 @@ def row_text(cell: Cell, us: float, pool: Pool, copied_bytes_s: float) -> str:
     bytes_s = cell.tokens * pool.token_bytes / us * 1e6
     share = bytes_s / copied_bytes_s
     return f"{cell.name:>24} {us:>9.1f} µs {bytes_s / 1e9:>6.0f} GB/s {share:4.0%}"
+
+
+def plan_text(cell: Cell, heads: Heads, pool: Pool) -> str:
+    shared, single = (
+        plan_us(cell, heads, pool, config) for config in (tuned(heads), alone(tuned(heads)))
+    )
+    return f"planning {cell.name:>18}: {shared:.1f} µs, without sharing {single:.1f}"
+
+
+def shared_text(cell: Cell, work: Work, copied_bytes_s: float) -> str:
+    us, single_us = work.us(None), work.us(alone(tuned(work.heads)))
+    distinct = cell.distinct_tokens * work.pool.token_bytes / us * 1e6 / copied_bytes_s
+    return (
+        f"{row_text(cell, us, work.pool, copied_bytes_s)} ({distinct:.0%} of what differs),"
+        f" each row by itself {single_us:.1f} µs"
+    )
 
 
 def cliffs(speeds: Speeds) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -67,9 +67,17 @@ class Cell:
     def uniform(cls, batch: int, context: int) -> Cell:
         return cls(f"{batch} x {context}", [context] * batch)
 
+    @classmethod
+    def prefixed(cls, batch: int, shared: int, own: int) -> Cell:
+        return cls(f"{batch} x ({shared} + {own})", [shared + own] * batch, shared)
+
     @property
     def tokens(self) -> int:
         return sum(self.lengths)
+
+    @property
+    def distinct_tokens(self) -> int:
+        return self.tokens - self.shared_tokens * (len(self.lengths) - 1)
 
     def inputs(self, pool: Pool, offset: int) -> AttentionInputs:
         """Rows on the pool's blocks from `offset` on, in its shuffled order."""
@@ -100,9 +108,14 @@ def extra_cells() -> list[Cell]:
     return [
         Cell("256 x 100 … 2048", ragged),
         Cell("64 x 256, 1 x 16384", [256] * 64 + [16384]),
-        Cell("64 x 2048, half shared", [2048] * 64, shared_tokens=1024),
         Cell("256 x 640", [640] * 256),
     ]
+
+
+def shared_cells() -> list[Cell]:
+    """Batches with a common prefix."""
+    cuts = [(64, 1024, 1024), (200, 2048, 128), (32, 4096, 64), (8, 8192, 64)]
+    return [Cell.prefixed(*cut) for cut in cuts]
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,8 @@ class Work:
         self, q: Tensor, inputs: AttentionInputs, config: DecodeConfig | None
     ) -> Callable[[], Tensor]:
         out, scale = torch.empty_like(q), self.heads.head_dim**-0.5
-        plan_decode(inputs, self.heads, None, config or tuned(self.heads))
+        block_tokens = self.pool.block_tokens
+        plan_decode(inputs, self.heads, block_tokens, None, config or tuned(self.heads))
         caches = self.pool.k, self.pool.v
         return lambda: decode_attention(q, *caches, inputs, scale=scale, out=out, config=config)
 
@@ -144,11 +158,16 @@ def tuned(heads: Heads) -> DecodeConfig:
     return choose_config(heads, DTYPE, multiprocessors())
 
 
-def plan_us(rows: int, context: int, heads: Heads, pool: Pool) -> float:
-    inputs = Cell.uniform(rows, context).inputs(pool, 0)
+def alone(config: DecodeConfig) -> DecodeConfig:
+    """Each row is computed by itself."""
+    return replace(config, shared_query_heads=1)
+
+
+def plan_us(cell: Cell, heads: Heads, pool: Pool, config: DecodeConfig) -> float:
+    inputs = cell.inputs(pool, 0)
 
     def plan() -> None:
         inputs.plans.clear()
-        plan_decode(inputs, heads, None, tuned(heads))
+        plan_decode(inputs, heads, pool.block_tokens, None, config)
 
     return launch_us([plan] * _PLANS)

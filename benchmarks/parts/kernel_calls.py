@@ -215,6 +215,22 @@ def _decodes(where: Where) -> Iterator[Call]:
                     decode_attention, *pages, scale=heads[2] ** -0.5, window=window, config=config
                 ),
             )
+    for heads, page in (((4, 2, 64), 16), ((6, 2, 128), 64)):
+        yield Call(
+            f"decode_attention {heads} pages of {page} in common",
+            partial(_decode_together, where, heads, page),
+        )
+
+
+def _decode_together(where: Where, heads: tuple[int, int, int], page: int) -> None:
+    """Rows with a common prefix, and enough of them that they are computed together."""
+    config = DecodeConfig(tile_tokens=16, chunk_tokens=64, max_chunks=3, programs_per_sm=1)
+    rows = [(1, 190), (1, 64), (1, 0), (1, 130), (1, 170)] * (1 + config.programs // 8)
+    pages = _pages(where, heads, page, rows, len(rows))
+    pages.inputs.block_tables[:, : 128 // page] = pages.inputs.block_tables[0, : 128 // page]
+    decode_attention(*pages, scale=heads[2] ** -0.5, config=config)
+    kept = next(iter(pages.inputs.plans.values()))
+    assert kept.n_inner[0] > 0, "none was computed together"
 
 
 def _mixed_steps(where: Where) -> Iterator[Call]:

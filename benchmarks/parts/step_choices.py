@@ -46,7 +46,7 @@ KERNELS: Final[dict[str, list[tuple[Any, str]]]] = {
     "rope_store": [(rope_store, "_rope_store_kernel")],
     "skinny": [(skinny, "_skinny_kernel"), (skinny_tma, "skinny_tma_kernel")],
     "silu": [(activation, "_silu_mul_kernel")],
-    "plan": [(decode_plan, "_plan_kernel")],
+    "plan": [(decode_plan, "match_kernel"), (decode_plan, "group_kernel")],
     "embed": [(embedding, "_embed_kernel")],
     "gather": [(gpu_batch, "_gather")],
 }

@@ -1,23 +1,36 @@
 """Paged attention of one query token a row, split over the card (flash decoding).
 
-Programs stay on their multiprocessors and walk over (chunk of a row, KV head) pairs of a work list
-(decode_plan.py). The query heads of a KV head are the rows of one matrix product, so K and V are
+Programs stay on their multiprocessors and walk over (item, KV head) pairs of a work list
+(decode_plan.py); an item is a chunk of a row, or of several rows that have the same pages there.
+The query heads of a KV head, of all these rows, are the rows of one matrix product, so K and V are
 read once. A row of several chunks is put together by the program that finishes last, always in
-the order of chunks.
+the order of chunks. A row's bits are the same alone and beside others: the sums of a row of a
+matrix product have one order, wherever it stands.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagemesh.kernels.gpu.decode_combine import chunks_at_once, combine, store_heads
+from pagemesh.kernels.gpu.decode_chunk import Pages, attend
+from pagemesh.kernels.gpu.decode_combine import (
+    Item,
+    Parts,
+    Result,
+    Stored,
+    arrive,
+    chunks_at_once,
+    keep,
+    query_rows,
+)
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
+from pagemesh.kernels.gpu.decode_share import ITEM_FIELDS
 from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
@@ -30,10 +43,15 @@ _FEWEST_CHUNKS: Final = 8
 _MOST_CHUNKS: Final = 64
 # By the padded head dimension and an element's bytes. A tile of K is 8 to 16 KiB, and 227 KiB of
 # shared memory hold the buffers of all programs. Those of 128 in 16 bits were measured by
-# benchmarks/gpu/decode_attention.py on an H200, where groups of 2 and of 4 prefer the same.
+# benchmarks/gpu/decode_attention.py on an H200, where groups of 2 and of 4 prefer the same. 32
+# shared query heads fit a thread's registers up to a head dimension of 128 in 16 bits.
 _TUNED: Final = {
-    (64, 2): DecodeConfig(tile_tokens=64, chunk_tokens=512, programs_per_sm=4),
-    (128, 2): DecodeConfig(tile_tokens=32, chunk_tokens=512, programs_per_sm=4),
+    (64, 2): DecodeConfig(
+        tile_tokens=64, chunk_tokens=512, programs_per_sm=4, shared_query_heads=32
+    ),
+    (128, 2): DecodeConfig(
+        tile_tokens=32, chunk_tokens=512, programs_per_sm=4, shared_query_heads=32
+    ),
     (256, 2): DecodeConfig(tile_tokens=32, programs_per_sm=3),
     (64, 4): DecodeConfig(tile_tokens=32, programs_per_sm=4),
     (128, 4): DecodeConfig(tile_tokens=32, programs_per_sm=3),
@@ -42,10 +60,10 @@ _TUNED: Final = {
 
 
 def choose_config(heads: Heads, dtype: torch.dtype, n_multiprocessors: int) -> DecodeConfig:
-    """The tuned configuration of a layer. A lone long row is cut into about two pairs of chunk and
-    KV head for each multiprocessor."""
+    """The tuned configuration of a layer. A lone long row is cut into two to four pairs of chunk
+    and KV head for each multiprocessor."""
     padded = max(64, next_power_of_2(heads.head_dim))
-    max_chunks = -(-2 * n_multiprocessors // heads.n_kv_heads)
+    max_chunks = -(-4 * n_multiprocessors // heads.n_kv_heads)
     return replace(
         _TUNED[padded, dtype.itemsize],
         max_chunks=min(_MOST_CHUNKS, max(_FEWEST_CHUNKS, max_chunks)),
@@ -76,8 +94,9 @@ def decode_attention(
     _, n_kv_heads, block_tokens, _ = k_cache.shape
     heads = Heads(n_kv_heads, n_heads // n_kv_heads, head_dim)
     config = config or choose_config(heads, q.dtype, multiprocessors())
-    plan = plan_decode(inputs, heads, window, config)
+    plan = plan_decode(inputs, heads, block_tokens, window, config)
     tables = inputs.block_tables
+    alone = max(_MIN_ROWS, next_power_of_2(heads.group))
     _decode_kernel[(config.programs,)](
         q,
         k_cache,
@@ -85,13 +104,15 @@ def decode_attention(
         out,
         tables,
         plan.items,
-        plan.n_items,
+        plan.n_inner,
+        plan.n_chunks,
         plan.arrived,
         plan.sums,
         plan.peaks,
         scale * _LOG2_E,
         plan.peaks.stride(0),
         plan.max_chunks,
+        n_rows,
         tables.stride(0),
         q.stride(0),
         q.stride(1),
@@ -101,7 +122,9 @@ def decode_attention(
         GROUP=heads.group,
         HEAD_DIM=head_dim,
         PAGE_BITS=block_tokens.bit_length() - 1,
-        M=max(_MIN_ROWS, next_power_of_2(heads.group)),
+        MEMBERS=plan.max_members,
+        M=alone,
+        M_SHARED=max(alone, plan.max_members * next_power_of_2(heads.group)),
         G=next_power_of_2(heads.group),
         D=next_power_of_2(head_dim),
         TILE=config.tile_tokens,
@@ -116,7 +139,31 @@ def decode_attention(
     return out
 
 
-@kernel(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])
+class Caches(NamedTuple):
+    k: Any
+    v: Any
+    tables: Any
+    table_stride: Any
+
+
+class Queries(NamedTuple):
+    q: Any
+    row_stride: Any
+    head_stride: Any
+
+
+class Work(NamedTuple):
+    """See DecodePlan."""
+
+    items: Any
+    n_shared: Any
+    n_single: Any
+    n_rows: Any
+    last: Any
+    """Where the first of the single ones is."""
+
+
+@kernel(do_not_specialize=["peaks_stride", "max_chunks", "n_rows", "table_stride"])
 def _decode_kernel(
     q,
     k_cache,
@@ -124,13 +171,15 @@ def _decode_kernel(
     out,
     tables,
     items,
-    n_items,
+    n_inner,
+    n_chunks,
     arrived,
     sums,
     peaks,
     scale,
     peaks_stride,
     max_chunks,
+    n_rows,
     table_stride,
     q_stride,
     q_head_stride,
@@ -140,7 +189,9 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_BITS: tl.constexpr,
+    MEMBERS: tl.constexpr,
     M: tl.constexpr,
+    M_SHARED: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     TILE: tl.constexpr,
@@ -148,136 +199,122 @@ def _decode_kernel(
     AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`scale` includes log2(e): weights are powers of two. M, G: GROUP padded for the matrix
-    product and for the rest; D: HEAD_DIM padded; COLUMNS: the most chunks of a row, padded;
-    AT_ONCE: chunks whose sums are read together."""
+    """`scale` includes log2(e): weights are powers of two. MEMBERS: the most rows of an item; M,
+    M_SHARED: rows of the matrix product for one row and for several; G, D: GROUP and HEAD_DIM
+    padded; COLUMNS: the most chunks of a row, padded; AT_ONCE: chunks whose sums are read together.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    parts = Parts(sums, peaks, peaks_stride, max_chunks, n_chunks, arrived)
+    result = Result(out, out_stride, out_head_stride)
+    caches = Caches(k_cache, v_cache, tables, table_stride)
+    queries = Queries(q, q_stride, q_head_stride)
+    n_shared = tl.load(n_inner)
+    work = Work(items, n_shared, tl.load(n_inner + 1), n_rows, n_rows * max_chunks - 1)
     pair = tl.program_id(0)
-    row, start, stop, which = _item(items, pair, N_KV_HEADS)
-    n_pairs = tl.load(n_items) * N_KV_HEADS
-    while pair < n_pairs:
-        # Read ahead: an item is there when its turn comes.
-        next_pair = pair + tl.num_programs(0)
-        next_row, next_start, next_stop, next_which = _item(items, next_pair, N_KV_HEADS)
-        head = pair % N_KV_HEADS
-        chunk, n_chunks = which & 0xFFFF, which >> 16
-        m, d = tl.arange(0, M), tl.arange(0, D)
-        query = q + row * q_stride + (head * GROUP + m[:, None]) * q_head_stride + d[None, :]
-        acc, peak, weight = _attend(
-            tl.load(query, mask=(m < GROUP)[:, None] & (d < HEAD_DIM)[None, :], other=0.0),
-            k_cache + head * 2**PAGE_BITS * HEAD_DIM,
-            v_cache + head * 2**PAGE_BITS * HEAD_DIM,
-            tables + row * table_stride,
-            start,
-            stop,
-            scale,
-            N_KV_HEADS * 2**PAGE_BITS * HEAD_DIM,
-            PAGE_BITS,
-            HEAD_DIM,
-            M,
-            D,
-            TILE,
-        )
-        result = out + row * out_stride + head * GROUP * out_head_stride
-        if n_chunks == 1:
-            acc = acc / tl.where(weight > 0, weight, 1.0)[:, None]
-            store_heads(result, acc, out_head_stride, GROUP, HEAD_DIM, M, D)
-        else:
-            slot = row * N_KV_HEADS + head
-            first = slot * max_chunks
-            store_heads(
-                sums + (first + chunk) * GROUP * HEAD_DIM, acc, HEAD_DIM, GROUP, HEAD_DIM, M, D
-            )
-            place = peaks + (first + chunk) * GROUP + m
-            tl.store(place, peak, mask=m < GROUP)
-            tl.store(place + peaks_stride, weight, mask=m < GROUP)
-            # All threads' stores come before the one thread's release.
-            tl.debug_barrier()
-            if tl.atomic_add(arrived + slot, 1, sem="acq_rel") == n_chunks - 1:
-                tl.store(arrived + slot, 0)
-                whole = combine(
-                    sums + first * GROUP * HEAD_DIM,
-                    peaks + first * GROUP,
-                    peaks_stride,
-                    n_chunks,
-                    GROUP,
-                    HEAD_DIM,
-                    G,
-                    D,
-                    COLUMNS,
-                    AT_ONCE,
-                )
-                store_heads(result, whole, out_head_stride, GROUP, HEAD_DIM, G, D)
-        pair, row, start, stop, which = next_pair, next_row, next_start, next_stop, next_which
+    if MEMBERS > 1:
+        pair = _walk(
+            pair, n_shared * N_KV_HEADS, work, queries, caches, parts, result, scale,
+            N_KV_HEADS, GROUP, HEAD_DIM, PAGE_BITS, MEMBERS, MEMBERS, M_SHARED, G, D, TILE, COLUMNS,
+            AT_ONCE,
+        )  # fmt: skip
+    n_pairs = (n_shared + work.n_single + n_rows) * N_KV_HEADS
+    _walk(
+        pair, n_pairs, work, queries, caches, parts, result, scale,
+        N_KV_HEADS, GROUP, HEAD_DIM, PAGE_BITS, MEMBERS, 1, M, G, D, TILE, COLUMNS, AT_ONCE,
+    )  # fmt: skip
 
 
 @triton.jit
-def _item(items, pair, N_KV_HEADS: tl.constexpr):
-    """row, start, stop, chunk + (n_chunks << 16) of a pair; there is room for what is read past
-    the end."""
-    item = items + pair // N_KV_HEADS * 4
-    return tl.load(item).to(tl.int64), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
-
-
-@triton.jit
-def _attend(
-    query,
-    k_cache,
-    v_cache,
-    table,
-    start,
-    stop,
+def _walk(
+    pair,
+    end,
+    work,
+    queries,
+    caches,
+    parts,
+    result,
     scale,
-    page_stride,
-    PAGE_BITS: tl.constexpr,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    PAGE_BITS: tl.constexpr,
+    ROOM: tl.constexpr,
+    MEMBERS: tl.constexpr,
     M: tl.constexpr,
+    G: tl.constexpr,
     D: tl.constexpr,
     TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
-    """Of query [M, D] over tokens start … stop of a row: values weighted by exp2(score - peak)
-    [M, D], the peaks [M] and the sums of weights [M]."""
-    d = tl.arange(0, D)
-    acc = tl.zeros([M, D], tl.float32)
-    peak = tl.full([M], float("-inf"), tl.float32)
-    # Summed over a row only at the end: a sum per tile would make the warps wait for each other.
-    weights = tl.zeros([M, TILE], tl.float32)
-    # Tiles begin at multiples of TILE, so that where a token is in its page follows from `offset`.
-    base = start // TILE * TILE
-    offset = tl.arange(0, TILE)
-    page = _pages(table, base, offset, start, stop, PAGE_BITS)
-    for first in range(base, stop, TILE):
-        seen = _within(first + offset, start, stop)
-        in_page = (first & (2**PAGE_BITS - 1) & -TILE) + (offset & (2**PAGE_BITS - 1))
-        place = (
-            page.to(tl.int64)[:, None] * page_stride + (in_page * HEAD_DIM)[:, None] + d[None, :]
+    """This program's pairs from `pair` to `end`, of items of up to MEMBERS rows; its next pair."""
+    item = _item(work, pair // N_KV_HEADS, ROOM)
+    # Of the pair before: what it stored is counted when the next is computed. By then the stores
+    # are through, and the release need not wait for them.
+    stored = Stored(item.rows, 0, 0)
+    while pair < end:
+        # Read ahead: an item is there when its turn comes.
+        next_pair = pair + tl.num_programs(0)
+        next_item = _item(work, next_pair // N_KV_HEADS, ROOM)
+        head = pair % N_KV_HEADS
+        page = 2**PAGE_BITS * HEAD_DIM
+        pages = Pages(
+            caches.k + head * page,
+            caches.v + head * page,
+            N_KV_HEADS * page,
+            caches.tables + tl.load(item.rows).to(tl.int64) * caches.table_stride,
         )
-        there = seen[:, None] & (d < HEAD_DIM)[None, :]
-        k = tl.load(k_cache + place, mask=there, other=0.0)
-        score = tl.dot(query, k.T, input_precision="ieee")
-        score = tl.where(seen[None, :], score, float("-inf"))
-        higher = tl.maximum(peak, tl.max(score, 1) * scale)
-        weight = tl.exp2(score * scale - higher[:, None])
-        decay = tl.exp2(peak - higher)
-        v = tl.load(v_cache + place, mask=there, other=0.0)
-        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
-        weights = weights * decay[:, None] + weight
-        peak = higher
-        # Read ahead: the loads of the next tile wait for nothing.
-        page = _pages(table, first + TILE, offset, start, stop, PAGE_BITS)
-    return acc, peak, tl.sum(weights, 1)
+        query = _query(queries, item, head, GROUP, HEAD_DIM, MEMBERS, M, G, D)
+        acc, peak, weight = attend(
+            query, pages, item.start, item.stop, scale, PAGE_BITS, HEAD_DIM, M, D, TILE
+        )
+        arrive(stored, parts, result, N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE)
+        keep(
+            acc, peak, weight, item, head, parts, result,
+            N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, M, G, D,
+        )  # fmt: skip
+        stored = Stored(item.rows, tl.where(item.chunk < 0, 0, item.n_rows), head)
+        pair, item = next_pair, next_item
+    arrive(stored, parts, result, N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE)
+    return pair
 
 
 @triton.jit
-def _pages(table, first, offset, start, stop, PAGE_BITS: tl.constexpr):
-    """The pages of tokens first + offset; the null page of those outside start … stop."""
-    place = table + (first >> PAGE_BITS) + (offset >> PAGE_BITS)
-    return tl.load(place, mask=_within(first + offset, start, stop), other=0)
+def _item(work, number, ROOM: tl.constexpr):
+    """Of the list in the order of work; there is room for what is read past the end."""
+    behind = number - work.n_shared
+    alone = tl.where(behind < work.n_single, work.last - behind, behind - work.n_single)
+    place = tl.where(behind < 0, work.n_rows + number, alone)
+    item = work.items + place * (ITEM_FIELDS + ROOM)
+    return Item(
+        item + ITEM_FIELDS,
+        tl.load(item + 3),
+        tl.load(item),
+        tl.load(item + 1),
+        tl.load(item + 2),
+    )
 
 
 @triton.jit
-def _within(token, start, stop):
-    """start <= token < stop, in one comparison."""
-    return (token - start).to(tl.uint32) < (stop - start).to(tl.uint32)
+def _query(
+    queries,
+    item,
+    head,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    M: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+):
+    """The query heads [M, D] of an item's rows."""
+    row, g, exists = query_rows(item, GROUP, MEMBERS, M, G)
+    d = tl.arange(0, D)
+    place = queries.q + row * queries.row_stride + (head * GROUP + g) * queries.head_stride
+    return tl.load(
+        place[:, None] + d[None, :],
+        mask=exists[:, None] & (d < HEAD_DIM)[None, :],
+        other=0.0,
+    )

@@ -1,12 +1,51 @@
-"""How the decode attention puts the chunks of a row together: the last steps of a row's work."""
+"""What the decode attention found, stored: a whole row's result, or a chunk's part of it until the
+last of the row's chunks puts all together."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from pagemesh.kernels.gpu.decode_plan import Heads
 from pagemesh.kernels.gpu.launch import next_power_of_2
+
+
+class Item(NamedTuple):
+    """One of the work list: see DecodePlan."""
+
+    rows: Any
+    """Where they are listed."""
+    n_rows: Any
+    start: Any
+    stop: Any
+    chunk: Any
+
+
+class Stored(NamedTuple):
+    """Parts of rows that are not counted yet."""
+
+    rows: Any
+    n_rows: Any
+    head: Any
+
+
+class Parts(NamedTuple):
+    """See DecodePlan."""
+
+    sums: Any
+    peaks: Any
+    peaks_stride: Any
+    max_chunks: Any
+    n_chunks: Any
+    arrived: Any
+
+
+class Result(NamedTuple):
+    out: Any
+    row_stride: Any
+    head_stride: Any
 
 
 def chunks_at_once(heads: Heads, num_warps: int) -> int:
@@ -16,7 +55,125 @@ def chunks_at_once(heads: Heads, num_warps: int) -> int:
 
 
 @triton.jit
-def combine(
+def query_rows(item, GROUP: tl.constexpr, MEMBERS: tl.constexpr, M: tl.constexpr, G: tl.constexpr):
+    """Of the M rows of a matrix product: the batch's row, the head in its group, whether it
+    exists."""
+    m = tl.arange(0, M)
+    row, head, exists = tl.load(item.rows), m, m < GROUP
+    if MEMBERS > 1:
+        head, is_row = m % G, m // G < item.n_rows
+        row, exists = tl.load(item.rows + m // G, mask=is_row, other=0), is_row & (head < GROUP)
+    return row.to(tl.int64), head, exists
+
+
+@triton.jit
+def keep(
+    acc,
+    peak,
+    weight,
+    item,
+    head,
+    parts,
+    result,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    M: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+):
+    """Write acc [M, D], peak [M] and weight [M] of an item: its result if it is a whole row."""
+    row, g, exists = query_rows(item, GROUP, MEMBERS, M, G)
+    if item.chunk < 0:
+        _store_heads(
+            result.out + row * result.row_stride + (head * GROUP + g) * result.head_stride,
+            acc / tl.where(weight > 0, weight, 1.0)[:, None],
+            exists,
+            HEAD_DIM,
+            D,
+        )
+    else:
+        slot = (row * N_KV_HEADS + head) * parts.max_chunks + item.chunk
+        place = slot * GROUP + g
+        _store_heads(parts.sums + place * HEAD_DIM, acc, exists, HEAD_DIM, D)
+        tl.store(parts.peaks + place, peak, mask=exists)
+        tl.store(parts.peaks + parts.peaks_stride + place, weight, mask=exists)
+
+
+@triton.jit
+def arrive(
+    stored,
+    parts,
+    result,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Count what was stored, and put together the rows of which it was the last."""
+    if stored.n_rows > 0:
+        member = tl.arange(0, MEMBERS)
+        counted = member < stored.n_rows
+        rows = tl.load(stored.rows + member, mask=counted, other=0)
+        n_chunks = tl.load(parts.n_chunks + rows, mask=counted, other=0)
+        slots = rows * N_KV_HEADS + stored.head
+        # All threads' stores come before the one thread's release …
+        tl.debug_barrier()
+        before = tl.atomic_add(parts.arrived + slots, 1, mask=counted, sem="acq_rel")
+        complete = tl.sum(tl.where(counted & (before == n_chunks - 1), 1 << member, 0), 0)
+        if complete != 0:
+            # … and its acquisition before all threads' loads.
+            tl.debug_barrier()
+            for number in range(MEMBERS):
+                if (complete >> number) & 1 != 0:
+                    row = tl.load(stored.rows + number).to(tl.int64)
+                    _put_together(
+                        row, stored.head, parts, result,
+                        N_KV_HEADS, GROUP, HEAD_DIM, G, D, COLUMNS, AT_ONCE,
+                    )  # fmt: skip
+
+
+@triton.jit
+def _put_together(
+    row,
+    head,
+    parts,
+    result,
+    N_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    slot = row * N_KV_HEADS + head
+    tl.store(parts.arrived + slot, 0)
+    first = slot * parts.max_chunks * GROUP
+    whole = _combine(
+        parts.sums + first * HEAD_DIM,
+        parts.peaks + first,
+        parts.peaks_stride,
+        tl.load(parts.n_chunks + row),
+        GROUP,
+        HEAD_DIM,
+        G,
+        D,
+        COLUMNS,
+        AT_ONCE,
+    )
+    g = tl.arange(0, G)
+    place = result.out + row * result.row_stride + (head * GROUP + g) * result.head_stride
+    _store_heads(place, whole, g < GROUP, HEAD_DIM, D)
+
+
+@triton.jit
+def _combine(
     sums,
     peaks,
     peaks_stride,
@@ -67,19 +224,11 @@ def _per_head(values, chunk, n_chunks, other, GROUP: tl.constexpr, G: tl.constex
 
 
 @triton.jit
-def store_heads(
-    place,
-    values,
-    head_stride,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    ROWS: tl.constexpr,
-    D: tl.constexpr,
-):
-    """values [ROWS, D] without their padding."""
-    g, d = tl.arange(0, ROWS), tl.arange(0, D)
+def _store_heads(place, values, exists, HEAD_DIM: tl.constexpr, D: tl.constexpr):
+    """values [N, D] of the heads that exist, each from place [N] on."""
+    d = tl.arange(0, D)
     tl.store(
-        place + g[:, None] * head_stride + d[None, :],
+        place[:, None] + d[None, :],
         values.to(place.dtype.element_ty),
-        mask=(g < GROUP)[:, None] & (d < HEAD_DIM)[None, :],
+        mask=exists[:, None] & (d < HEAD_DIM)[None, :],
     )

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pagemesh.kernels.attention import paged_attention
 from pagemesh.kernels.gpu.decode_attention import decode_attention
-from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
-from pagemesh.kernels.inputs import AttentionInputs
+from pagemesh.kernels.gpu.decode_plan import DecodeConfig
 
 ON_CARD = torch.cuda.is_available()
 # Small tiles and chunks: several of both, and a row that wants more chunks than there may be.
@@ -162,32 +161,6 @@ def test_only_the_leading_rows_are_decoded(device, dtype):
     expected = dense_attention(replace(batch, q=batch.q.cpu()), None)[:2]
     error = attend(replace(batch, q=batch.q[:2])).cpu().double() - expected
     assert error.norm() / expected.norm() < TOLERANCE[dtype]
-
-
-def planned(inputs: AttentionInputs, window: int | None, config: DecodeConfig) -> list[list[int]]:
-    plan = plan_decode(inputs, Heads(2, 2, 64), window, config)
-    assert not plan.arrived.any()
-    return plan.items[: int(plan.n_items)].tolist()
-
-
-@pytest.mark.parametrize("window", [None, 50])
-def test_the_chunks_of_a_row_cover_what_it_sees(device, window):
-    """More rows than one planning program has."""
-    lengths = [(37 * row) % 250 for row in range(150)]
-    batch = decode_batch(lengths, device, shape=replace(SHAPE, n_kv_heads=1, head_dim=2))
-    items = planned(batch.inputs, window, SMALL)
-    # Sixteen rows take turns.
-    assert items == sorted(items, key=lambda item: (item[0] // 16, item[3] & 0xFFFF, item[0]))
-    for row, length in enumerate(lengths):
-        mine = [item for item in items if item[0] == row]
-        assert [which for _, _, _, which in mine] == [
-            chunk + (len(mine) << 16) for chunk in range(len(mine))
-        ]
-        ends = [stop for _, _, stop, _ in mine]
-        seen = length if window is None else min(length, window)
-        assert [start for _, start, _, _ in mine] == [length - seen, *ends[:-1]]
-        assert ends[-1] == length
-        assert len(mine) <= SMALL.chunks(seen)
 
 
 @pytest.mark.gpu

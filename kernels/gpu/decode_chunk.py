@@ -1,0 +1,85 @@
+"""What a program of the decode attention does with one item: attention over a chunk's tokens."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Pages(NamedTuple):
+    """Of one KV head and one row."""
+
+    k: Any
+    v: Any
+    stride: Any
+    """From page to page of the pools, in elements."""
+    table: Any
+
+
+@triton.jit
+def attend(
+    query,
+    pages,
+    start,
+    stop,
+    scale,
+    PAGE_BITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    M: tl.constexpr,
+    D: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Of query [M, D] over tokens start … stop of a row: values weighted by exp2(score - peak)
+    [M, D], the peaks [M] and the sums of weights [M]. The bits of one of the M do not depend on
+    M."""
+    d = tl.arange(0, D)
+    acc = tl.zeros([M, D], tl.float32)
+    peak = tl.full([M], float("-inf"), tl.float32)
+    # Summed over a row only at the end: a sum per tile would make the warps wait for each other.
+    weights = tl.zeros([M, TILE], tl.float32)
+    # Tiles begin at multiples of TILE, so that where a token is in its page follows from `offset`.
+    base = start // TILE * TILE
+    offset = tl.arange(0, TILE)
+    page = _pages(pages.table, base, offset, start, stop, PAGE_BITS)
+    for first in range(base, stop, TILE):
+        seen = _within(first + offset, start, stop)
+        in_page = (first & (2**PAGE_BITS - 1) & -TILE) + (offset & (2**PAGE_BITS - 1))
+        place = (
+            page.to(tl.int64)[:, None] * pages.stride + (in_page * HEAD_DIM)[:, None] + d[None, :]
+        )
+        there = seen[:, None] & (d < HEAD_DIM)[None, :]
+        k = tl.load(pages.k + place, mask=there, other=0.0)
+        score = tl.dot(query, k.T, input_precision="ieee")
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(peak, tl.max(score, 1) * scale)
+        weight = tl.exp2(score * scale - higher[:, None])
+        decay = tl.exp2(peak - higher)
+        v = tl.load(pages.v + place, mask=there, other=0.0)
+        acc = tl.dot(weight.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
+        weights = weights * decay[:, None] + weight
+        peak = higher
+        # Read ahead: the loads of the next tile wait for nothing.
+        page = _pages(pages.table, first + TILE, offset, start, stop, PAGE_BITS)
+    return acc, peak, _sum_by_pairs(weights, M, TILE)
+
+
+@triton.jit
+def _sum_by_pairs(values, M: tl.constexpr, N: tl.constexpr):
+    """Sums [M] of values [M, N], in one order however threads hold them."""
+    pairs = tl.sum(tl.reshape(values, [M, N // 2, 2]), 2)
+    return tl.reshape(pairs, [M]) if N == 2 else _sum_by_pairs(pairs, M, N // 2)
+
+
+@triton.jit
+def _pages(table, first, offset, start, stop, PAGE_BITS: tl.constexpr):
+    """The pages of tokens first + offset; the null page of those outside start … stop."""
+    place = table + (first >> PAGE_BITS) + (offset >> PAGE_BITS)
+    return tl.load(place, mask=_within(first + offset, start, stop), other=0)
+
+
+@triton.jit
+def _within(token, start, stop):
+    """start <= token < stop, in one comparison."""
+    return (token - start).to(tl.uint32) < (stop - start).to(tl.uint32)
