@@ -33,6 +33,7 @@ from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.settings import ModelSettings, Settings
 from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
 from pagemesh.worker_svc.executor import Computed, at_once
+from pagemesh.worker_svc.memory import CPU_NUM_SEQS
 from pagemesh.worker_svc.runner import Runner
 from pagemesh.worker_svc.sampler import SampledRows
 
@@ -96,7 +97,7 @@ class PresetExecutor:
 
 def preset_runner(settings: Settings) -> Runner:
     prepared = load_prepared(prepare(settings.model))
-    max_rows, max_len = settings.scheduler.max_num_seqs, 8192
+    max_rows, max_len = settings.scheduler.max_num_seqs or CPU_NUM_SEQS, 8192
     card = ModelCard(
         [prepared.name],
         prepared.vocab_tokens,

@@ -39,7 +39,8 @@ class LLMLoop:
         """Loads the prepared model. Raises StartupError."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._runner: Runner = self._thread.submit(build_runner, settings).result()
-        self._max_waiting = min(settings.scheduler.max_waiting, settings.scheduler.max_num_seqs)
+        rows = self._runner.capacity.max_num_seqs
+        self._max_waiting = min(settings.scheduler.max_waiting, rows)
         self._engine = Engine(
             "llm",
             self._runner.card,

@@ -46,7 +46,7 @@ class Limits(NamedTuple):
             )
         return cls(
             budget_tokens=budget,
-            max_num_seqs=min(settings.max_num_seqs, capacity.max_num_seqs),
+            max_num_seqs=min(settings.max_num_seqs or capacity.max_num_seqs, capacity.max_num_seqs),
             block_tokens=card.block_tokens,
             watermark_blocks=ceil(settings.watermark * (capacity.num_blocks - 1)),
             chunked_prefill=settings.enable_chunked_prefill,

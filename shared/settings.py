@@ -88,8 +88,9 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[
-        int, _meta("Most requests in one step", day_one=True), Meta(ge=1, le=65536)
-    ] = 256
+        Annotated[int, Meta(ge=1, le=65536)] | None,
+        _meta("Most requests in one step; default: 512 on a GPU, 256 on a CPU", day_one=True),
+    ] = None
     max_num_batched_tokens: Annotated[
         Count | None,
         _meta("Token budget of one step; default: 8192 on a GPU, 512 on a CPU", day_one=True),

@@ -19,6 +19,7 @@ from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import load_decoder
 from pagemesh.worker_svc.memory import (
+    CPU_NUM_SEQS,
     MemoryPlan,
     available_bytes,
     budget_tokens,
@@ -108,7 +109,7 @@ def _plan(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> Memo
         pool_bytes=pool_bytes,
         model_max_tokens=config.max_position_tokens,
         max_model_len=settings.model.max_model_len,
-        max_num_seqs=settings.scheduler.max_num_seqs,
+        max_num_seqs=settings.scheduler.max_num_seqs or CPU_NUM_SEQS,
     )
 
 
@@ -120,7 +121,7 @@ def _capacity(settings: Settings, plan: MemoryPlan, device: torch.device) -> Cap
     )
     return Capacity(
         num_blocks=plan.num_blocks,
-        max_num_seqs=settings.scheduler.max_num_seqs,
+        max_num_seqs=settings.scheduler.max_num_seqs or CPU_NUM_SEQS,
         max_num_batched_tokens=budget,
         kv_bytes_per_token=plan.kv_bytes_per_token,
         device=str(device),

@@ -16,7 +16,9 @@ from pagemesh.shared.settings import MaxModelLen
 GIB: Final = 2**30
 CPU_SHARE: Final = 0.25
 CPU_LIMIT_BYTES: Final = GIB
+CPU_NUM_SEQS: Final = 256
 CPU_BUDGET_TOKENS: Final = 512
+GPU_NUM_SEQS: Final = 512
 GPU_BUDGET_TOKENS: Final = 8192
 NULL_BLOCKS: Final = 1
 

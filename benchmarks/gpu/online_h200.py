@@ -41,6 +41,7 @@ from pagemesh.children import service_spec
 from pagemesh.prepare import prepare
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import guarded
+from pagemesh.worker_svc.memory import GPU_NUM_SEQS
 
 EXIT_INTERRUPTED: Final = 130
 
@@ -93,7 +94,7 @@ def loads(args: Namespace) -> Iterator[tuple[str, int, Load]]:
 
 
 def measure_offline(args: Namespace, settings: Settings, report: OnlineReport) -> None:
-    most = min(max(args.concurrency), settings.scheduler.max_num_seqs)
+    most = min(max(args.concurrency), settings.scheduler.max_num_seqs or GPU_NUM_SEQS)
     settings = replace(settings, scheduler=replace(settings.scheduler, max_num_seqs=most))
 
     def drawn(repeat: int) -> Workload:

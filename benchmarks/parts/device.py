@@ -19,6 +19,7 @@ from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.wire import pack_ids
+from pagemesh.worker_svc.memory import CPU_NUM_SEQS
 from parts.worker import run_worker, send_result
 
 STEP_S: Final = "STEPS_BENCH_STEP_S"
@@ -63,7 +64,11 @@ class PunctualDevice:
 
 def main() -> None:
     step_s = float(os.environ[STEP_S])
-    run_worker(lambda settings: PunctualDevice(settings.scheduler.max_num_seqs, step_s))
+
+    def device(settings: Settings) -> PunctualDevice:
+        return PunctualDevice(settings.scheduler.max_num_seqs or CPU_NUM_SEQS, step_s)
+
+    run_worker(device)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_folder
 from pagemesh.shared.settings import Settings
+from pagemesh.worker_svc.memory import CPU_NUM_SEQS
 from parts.probe import Probe, installed_probe
 from parts.script import ScriptedRows, script_of
 from parts.worker import run_worker, send_result
@@ -32,7 +33,7 @@ class ScriptedDevice:
 
     def __init__(self, settings: Settings, step_s: float, text: Path, probe: Probe) -> None:
         folder = prepared_folder(settings.model)
-        rows = settings.scheduler.max_num_seqs
+        rows = settings.scheduler.max_num_seqs or CPU_NUM_SEQS
         self.card = _card(settings, load_prepared(folder))
         self.capacity = Capacity(1 + rows * BLOCKS_PER_ROW, rows, 8192, 1024, "cpu")
         self._step_s = step_s

@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 GLUON_TYPES: Final = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
-class Boxes(TensorDescriptor):
+class Boxes(TensorDescriptor):  # type: ignore[misc]
     """A TensorDescriptor whose maker has checked what it is made of: a base and strides (but the
     last, which is 1) that are multiples of 16 bytes. The checks take longer than a launch."""
 

@@ -42,6 +42,7 @@ from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import fill_decoder
 from pagemesh.worker_svc.memory import (
     GPU_BUDGET_TOKENS,
+    GPU_NUM_SEQS,
     NULL_BLOCKS,
     MemoryPlan,
     budget_tokens,
@@ -104,7 +105,7 @@ def wanted_of(settings: Settings, config: DecoderConfig) -> Wanted:
         block_tokens=cache.block_size,
         model_max_tokens=config.max_position_tokens,
         max_model_len=max_model_len,
-        max_num_seqs=scheduler.max_num_seqs,
+        max_num_seqs=scheduler.max_num_seqs or GPU_NUM_SEQS,
         step_tokens=step_tokens,
         fewest_step_tokens=1 if scheduler.enable_chunked_prefill else longest,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -46,7 +46,7 @@ class StepGraphs:
     only one runs at a time."""
 
     def __init__(
-        self, launch: OfSize, place_padding: OfSize, sizes: list[int], memory: tuple[int, int]
+        self, launch: OfSize, place_padding: OfSize, sizes: list[int], memory: Any
     ) -> None:
         """`launch` launches a step of a size, and must be capturable once it has run; before it
         does, `place_padding` brings a step of no sequence to where it reads. `memory` is a
