@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Capacity, ModelCard
+from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import pack_ids
 from pagemesh.worker_svc.memory import CPU_NUM_SEQS
 from parts.worker import run_worker, send_result
