@@ -18,17 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagemesh.kernels.gpu.decode_chunk import Pages, attend
-from pagemesh.kernels.gpu.decode_combine import (
-    Item,
-    Parts,
-    Result,
-    Stored,
-    arrive,
-    chunks_at_once,
-    keep,
-    query_rows,
-)
+from pagemesh.kernels.gpu.decode_chunk import Caches, Item, Queries, attend, pages_of, query_of
+from pagemesh.kernels.gpu.decode_combine import Parts, Result, Stored, arrive, chunks_at_once, keep
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
 from pagemesh.kernels.gpu.decode_share import ITEM_FIELDS
 from pagemesh.kernels.gpu.kernel import kernel
@@ -139,19 +130,6 @@ def decode_attention(
     return out
 
 
-class Caches(NamedTuple):
-    k: Any
-    v: Any
-    tables: Any
-    table_stride: Any
-
-
-class Queries(NamedTuple):
-    q: Any
-    row_stride: Any
-    head_stride: Any
-
-
 class Work(NamedTuple):
     """See DecodePlan."""
 
@@ -253,20 +231,14 @@ def _walk(
     item = _item(work, pair // N_KV_HEADS, ROOM)
     # Of the pair before: what it stored is counted when the next is computed. By then the stores
     # are through, and the release need not wait for them.
-    stored = Stored(item.rows, 0, 0)
+    stored = Stored(item.row, item.rows, 0, 0)
     while pair < end:
         # Read ahead: an item is there when its turn comes.
         next_pair = pair + tl.num_programs(0)
         next_item = _item(work, next_pair // N_KV_HEADS, ROOM)
         head = pair % N_KV_HEADS
-        page = 2**PAGE_BITS * HEAD_DIM
-        pages = Pages(
-            caches.k + head * page,
-            caches.v + head * page,
-            N_KV_HEADS * page,
-            caches.tables + tl.load(item.rows).to(tl.int64) * caches.table_stride,
-        )
-        query = _query(queries, item, head, GROUP, HEAD_DIM, MEMBERS, M, G, D)
+        query = query_of(queries, item, head, GROUP, HEAD_DIM, MEMBERS, M, G, D)
+        pages = pages_of(caches, item, head, N_KV_HEADS, HEAD_DIM, PAGE_BITS)
         acc, peak, weight = attend(
             query, pages, item.start, item.stop, scale, PAGE_BITS, HEAD_DIM, M, D, TILE
         )
@@ -275,7 +247,7 @@ def _walk(
             acc, peak, weight, item, head, parts, result,
             N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, M, G, D,
         )  # fmt: skip
-        stored = Stored(item.rows, tl.where(item.chunk < 0, 0, item.n_rows), head)
+        stored = Stored(item.row, item.rows, tl.where(item.chunk < 0, 0, item.n_rows), head)
         pair, item = next_pair, next_item
     arrive(stored, parts, result, N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE)
     return pair
@@ -289,32 +261,10 @@ def _item(work, number, ROOM: tl.constexpr):
     place = tl.where(behind < 0, work.n_rows + number, alone)
     item = work.items + place * (ITEM_FIELDS + ROOM)
     return Item(
+        tl.load(item + ITEM_FIELDS),
         item + ITEM_FIELDS,
         tl.load(item + 3),
         tl.load(item),
         tl.load(item + 1),
         tl.load(item + 2),
-    )
-
-
-@triton.jit
-def _query(
-    queries,
-    item,
-    head,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    M: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-):
-    """The query heads [M, D] of an item's rows."""
-    row, g, exists = query_rows(item, GROUP, MEMBERS, M, G)
-    d = tl.arange(0, D)
-    place = queries.q + row * queries.row_stride + (head * GROUP + g) * queries.head_stride
-    return tl.load(
-        place[:, None] + d[None, :],
-        mask=exists[:, None] & (d < HEAD_DIM)[None, :],
-        other=0.0,
     )

@@ -8,6 +8,32 @@ import triton
 import triton.language as tl
 
 
+class Item(NamedTuple):
+    """One of the work list: see DecodePlan."""
+
+    row: Any
+    """The first."""
+    rows: Any
+    """Where all are listed."""
+    n_rows: Any
+    start: Any
+    stop: Any
+    chunk: Any
+
+
+class Caches(NamedTuple):
+    k: Any
+    v: Any
+    tables: Any
+    table_stride: Any
+
+
+class Queries(NamedTuple):
+    q: Any
+    row_stride: Any
+    head_stride: Any
+
+
 class Pages(NamedTuple):
     """Of one KV head and one row."""
 
@@ -16,6 +42,55 @@ class Pages(NamedTuple):
     stride: Any
     """From page to page of the pools, in elements."""
     table: Any
+
+
+@triton.jit
+def query_rows(item, GROUP: tl.constexpr, MEMBERS: tl.constexpr, M: tl.constexpr, G: tl.constexpr):
+    """Of the M rows of a matrix product: the batch's row, the head in its group, whether it
+    exists."""
+    m = tl.arange(0, M)
+    row, head, exists = item.row, m, m < GROUP
+    if MEMBERS > 1:
+        head, is_row = m % G, m // G < item.n_rows
+        row, exists = tl.load(item.rows + m // G, mask=is_row, other=0), is_row & (head < GROUP)
+    return row.to(tl.int64), head, exists
+
+
+@triton.jit
+def query_of(
+    queries,
+    item,
+    head,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MEMBERS: tl.constexpr,
+    M: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+):
+    """The query heads [M, D] of an item's rows."""
+    row, g, exists = query_rows(item, GROUP, MEMBERS, M, G)
+    d = tl.arange(0, D)
+    place = queries.q + row * queries.row_stride + (head * GROUP + g) * queries.head_stride
+    return tl.load(
+        place[:, None] + d[None, :],
+        mask=exists[:, None] & (d < HEAD_DIM)[None, :],
+        other=0.0,
+    )
+
+
+@triton.jit
+def pages_of(
+    caches, item, head, N_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_BITS: tl.constexpr
+):
+    """Those of an item's first row: all its rows have them in the chunk."""
+    page = 2**PAGE_BITS * HEAD_DIM
+    return Pages(
+        caches.k + head * page,
+        caches.v + head * page,
+        N_KV_HEADS * page,
+        caches.tables + item.row.to(tl.int64) * caches.table_stride,
+    )
 
 
 @triton.jit

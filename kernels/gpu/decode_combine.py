@@ -8,24 +8,15 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from pagemesh.kernels.gpu.decode_chunk import query_rows
 from pagemesh.kernels.gpu.decode_plan import Heads
 from pagemesh.kernels.gpu.launch import next_power_of_2
-
-
-class Item(NamedTuple):
-    """One of the work list: see DecodePlan."""
-
-    rows: Any
-    """Where they are listed."""
-    n_rows: Any
-    start: Any
-    stop: Any
-    chunk: Any
 
 
 class Stored(NamedTuple):
     """Parts of rows that are not counted yet."""
 
+    row: Any
     rows: Any
     n_rows: Any
     head: Any
@@ -52,18 +43,6 @@ def chunks_at_once(heads: Heads, num_warps: int) -> int:
     """How many partial sums are read together: 32 numbers a thread."""
     numbers: int = next_power_of_2(heads.group) * next_power_of_2(heads.head_dim)
     return max(2, num_warps * 32 * 32 // numbers)
-
-
-@triton.jit
-def query_rows(item, GROUP: tl.constexpr, MEMBERS: tl.constexpr, M: tl.constexpr, G: tl.constexpr):
-    """Of the M rows of a matrix product: the batch's row, the head in its group, whether it
-    exists."""
-    m = tl.arange(0, M)
-    row, head, exists = tl.load(item.rows), m, m < GROUP
-    if MEMBERS > 1:
-        head, is_row = m % G, m // G < item.n_rows
-        row, exists = tl.load(item.rows + m // G, mask=is_row, other=0), is_row & (head < GROUP)
-    return row.to(tl.int64), head, exists
 
 
 @triton.jit
@@ -119,7 +98,9 @@ def arrive(
     if stored.n_rows > 0:
         member = tl.arange(0, MEMBERS)
         counted = member < stored.n_rows
-        rows = tl.load(stored.rows + member, mask=counted, other=0)
+        rows = stored.row + member
+        if MEMBERS > 1:
+            rows = tl.load(stored.rows + member, mask=counted, other=0)
         n_chunks = tl.load(parts.n_chunks + rows, mask=counted, other=0)
         slots = rows * N_KV_HEADS + stored.head
         # All threads' stores come before the one thread's release …

@@ -159,7 +159,7 @@ def _new_plan(
     device = inputs.seq_lens.device
     plan = DecodePlan.empty(rows, max_chunks, max_members, heads, config.programs, device)
     blocks = cdiv(rows, ROWS)
-    columns = min(max_chunks - 1, max(1, config.programs // blocks))
+    columns = min(max_chunks - 1, max(1, multiprocessors() // blocks))
     cut = rows, window or 0, config.chunk_tokens, config.max_chunks
     match_kernel[(blocks, max(1, columns))](
         inputs.seq_lens,

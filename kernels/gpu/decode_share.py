@@ -8,7 +8,7 @@ The second makes one item of several such rows: of as many as leave the card eno
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import triton
 import triton.language as tl
@@ -24,6 +24,26 @@ _AT_ONCE: Final = tl.constexpr(128)
 _PAGES: Final = tl.constexpr(32)
 """Likewise of pages."""
 _RUN_TIME: Final = ["n_rows", "window", "chunk_tokens", "most_chunks"]
+
+
+class Cut(NamedTuple):
+    """What the chunks of rows follow from."""
+
+    seq_lens: Any
+    n_rows: Any
+    window: Any
+    """In tokens; 0 where there is none."""
+    chunk_tokens: Any
+    most_chunks: Any
+
+
+class Alike(NamedTuple):
+    """Of all rows in one column, the chunks of the same number."""
+
+    leaders: Any
+    n_chunks: Any
+    column: Any
+    n_rows: Any
 
 
 @kernel(do_not_specialize=["table_stride", *_RUN_TIME])
@@ -46,46 +66,54 @@ def match_kernel(
     MEMBERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """What is known of each of ROWS rows by itself, and for every so many of their chunks the
-    leaders."""
+    """Of ROWS rows all that does not depend on the others, and of each of their chunks but the last
+    the leader. HEADS: N_KV_HEADS padded."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    mine = tl.program_id(0) * ROWS
-    rows = mine + tl.arange(0, ROWS)
-    first, lens, size, n_mine = _cut(seq_lens, rows, n_rows, window, chunk_tokens, most_chunks)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cut = Cut(seq_lens, n_rows, window, chunk_tokens, most_chunks)
+    first, size, n_mine = _chunks(cut, rows)
     if tl.program_id(1) == 0:
-        tl.store(n_inner, 0)
-        tl.store(n_inner + 1, 0)
+        tl.store(n_inner + tl.arange(0, 2), 0)
         is_row = rows < n_rows
         tl.store(n_chunks + rows, n_mine, mask=is_row)
-        chunk = tl.where(n_mine > 1, n_mine - 1, -1)
-        start = first + tl.maximum(chunk, 0) * size
+        chunk = n_mine - 1
+        stop = tl.load(seq_lens + rows, mask=is_row, other=0)
         item = items + rows * (ITEM_FIELDS + MEMBERS)
-        _write_item(item, start, lens, chunk, 1, is_row)
-        tl.store(item + ITEM_FIELDS, rows, mask=is_row)
+        number = tl.where(chunk > 0, chunk, -1)
+        _write_item(item, first + chunk * size, stop, number, 1, rows, is_row)
         head = tl.arange(0, HEADS)
         counter = arrived + rows[:, None] * N_KV_HEADS + head[None, :]
-        counted = is_row[:, None] & (head < N_KV_HEADS)[None, :]
-        tl.store(counter, tl.zeros([ROWS, HEADS], tl.int32), mask=counted)
+        tl.store(counter, 0, mask=is_row[:, None] & (head < N_KV_HEADS)[None, :])
     if MEMBERS > 1:
         for column in range(tl.program_id(1), tl.max(n_mine, 0) - 1, tl.num_programs(1)):
             inner = column < n_mine - 1
-            leader = rows
-            last = tables + rows * table_stride + (((column + 1) * size - 1) >> PAGE_BITS)
-            key = tl.load(last, mask=inner, other=-1)
-            for begin in range(0, mine + ROWS, _AT_ONCE):
-                others = begin + tl.arange(0, _AT_ONCE)
-                _, _, sizes, n_others = _cut(
-                    seq_lens, others, n_rows, window, chunk_tokens, most_chunks
-                )
-                lasts = tables + others * table_stride + (((column + 1) * sizes - 1) >> PAGE_BITS)
-                keys = tl.load(lasts, mask=column < n_others - 1, other=-2)
-                same = (key[:, None] == keys[None, :]) & (size[:, None] == sizes[None, :])
-                leader = tl.minimum(leader, tl.min(tl.where(same, others[None, :], n_rows), 1))
-            equal = _equal_pages(tables, table_stride, rows, leader, column * size, size, PAGE_BITS)
-            leader = tl.where(equal, leader, rows)
-            tl.store(leaders + column * n_rows + rows, leader, mask=inner)
+            leader = _first_alike(tables, table_stride, cut, rows, column, size, inner, PAGE_BITS)
+            alike = _equal_pages(tables, table_stride, rows, leader, column * size, size, PAGE_BITS)
+            tl.store(leaders + column * n_rows + rows, tl.where(alike, leader, rows), mask=inner)
+
+
+@triton.jit
+def _first_alike(tables, table_stride, cut, rows, column, size, inner, PAGE_BITS: tl.constexpr):
+    """For each of ROWS rows the first with the same last page of the chunk, maybe itself."""
+    leader = rows
+    page = _last_page(tables, table_stride, rows, column, size, inner, -1, PAGE_BITS)
+    for begin in range(0, tl.max(rows, 0) + 1, _AT_ONCE):
+        others = begin + tl.arange(0, _AT_ONCE)
+        _, sizes, n_others = _chunks(cut, others)
+        pages = _last_page(
+            tables, table_stride, others, column, sizes, column < n_others - 1, -2, PAGE_BITS
+        )
+        alike = (page[:, None] == pages[None, :]) & (size[:, None] == sizes[None, :])
+        leader = tl.minimum(leader, tl.min(tl.where(alike, others[None, :], cut.n_rows), 1))
+    return leader
+
+
+@triton.jit
+def _last_page(tables, table_stride, rows, column, size, exists, other, PAGE_BITS: tl.constexpr):
+    place = ((column + 1) * size - 1) >> PAGE_BITS
+    return tl.load(tables + rows * table_stride + place, mask=exists, other=other)
 
 
 @triton.jit
@@ -120,50 +148,67 @@ def group_kernel(
     MEMBERS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The items of all chunks but the last of ROWS rows. `full_card`: items that give each program
-    of the decode attention something to do."""
+    """The items of all chunks but the last of ROWS rows: those of several rows from place n_rows
+    up, those of one row from place `last` down. `full_card`: items that give each program of the
+    decode attention something to do."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    mine = tl.program_id(0) * ROWS
-    rows = mine + tl.arange(0, ROWS)
-    first, _, size, n_mine = _cut(seq_lens, rows, n_rows, window, chunk_tokens, most_chunks)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first, size, n_mine = _chunks(Cut(seq_lens, n_rows, window, chunk_tokens, most_chunks), rows)
     n_columns = tl.max(n_mine, 0) - 1
     if tl.program_id(1) < n_columns:
         members = _members(n_chunks, n_rows, full_card, MEMBERS)
         for column in range(tl.program_id(1), n_columns, tl.num_programs(1)):
-            inner = column < n_mine - 1
-            single, shared = inner, inner & False
-            if MEMBERS > 1:
-                leader = tl.load(leaders + column * n_rows + rows, mask=inner, other=-1)
-                before, after = tl.zeros([ROWS], tl.int32), tl.zeros([ROWS], tl.int32)
-                for begin in range(0, n_rows, _AT_ONCE):
-                    others, same = _same(leaders, n_chunks, leader, begin, column, n_rows)
-                    earlier = others[None, :] < rows[:, None]
-                    before += tl.sum((same & earlier).to(tl.int32), 1)
-                    after += tl.sum((same & ~earlier).to(tl.int32), 1)
-                leads = inner & (before % members == 0)
-                n_listed = tl.minimum(after, members)
-                single, shared = leads & (n_listed == 1), leads & (n_listed > 1)
+            alone = column < n_mine - 1
             start = first + column * size
-            item = items + (last - _take(n_inner + 1, single)) * (ITEM_FIELDS + MEMBERS)
-            _write_item(item, start, start + size, column, 1, single)
-            tl.store(item + ITEM_FIELDS, rows, mask=single)
-            if MEMBERS > 1 and tl.max(shared.to(tl.int32), 0) > 0:
-                item = items + (n_rows + _take(n_inner, shared)) * (ITEM_FIELDS + MEMBERS)
-                _write_item(item, start, start + size, column, n_listed, shared)
-                listed = tl.zeros([ROWS], tl.int32)
-                for begin in range(mine, n_rows, _AT_ONCE):
-                    others, same = _same(leaders, n_chunks, leader, begin, column, n_rows)
-                    same = same & (others[None, :] >= rows[:, None]) & shared[:, None]
-                    ones = same.to(tl.int32)
-                    number = listed[:, None] + tl.cumsum(ones, 1) - 1
-                    tl.store(
-                        item[:, None] + ITEM_FIELDS + number,
-                        others[None, :] + tl.zeros_like(number),
-                        mask=same & (number < members),
-                    )
-                    listed += tl.sum(ones, 1)
+            if MEMBERS > 1:
+                alike = Alike(leaders + column * n_rows, n_chunks, column, n_rows)
+                leader = tl.load(alike.leaders + rows, mask=alone, other=-1)
+                before, after = _count(alike, rows, leader)
+                leads = alone & (before % members == 0)
+                n_listed = tl.minimum(after, members)
+                alone, together = leads & (n_listed == 1), leads & (n_listed > 1)
+                item = items + (n_rows + _take(n_inner, together)) * (ITEM_FIELDS + MEMBERS)
+                _write_item(item, start, start + size, column, n_listed, rows, together)
+                _list(item + ITEM_FIELDS, alike, rows, tl.where(together, leader, -1), members)
+            item = items + (last - _take(n_inner + 1, alone)) * (ITEM_FIELDS + MEMBERS)
+            _write_item(item, start, start + size, column, 1, rows, alone)
+
+
+@triton.jit
+def _count(alike, rows, leader):
+    """How many rows before each of ROWS rows have its leader, and how many from it on."""
+    before, after = tl.zeros([ROWS], tl.int32), tl.zeros([ROWS], tl.int32)
+    for begin in range(0, alike.n_rows, _AT_ONCE):
+        others, same = _same(alike, leader, begin)
+        earlier = others[None, :] < rows[:, None]
+        before += tl.sum((same & earlier).to(tl.int32), 1)
+        after += tl.sum((same & ~earlier).to(tl.int32), 1)
+    return before, after
+
+
+@triton.jit
+def _list(place, alike, rows, leader, members):
+    """Write the next `members` rows with the leader of each of ROWS rows, itself included."""
+    n_listed = tl.zeros([ROWS], tl.int32)
+    end = tl.where(tl.max(leader, 0) < 0, 0, alike.n_rows)
+    for begin in range(tl.min(rows, 0), end, _AT_ONCE):
+        others, same = _same(alike, leader, begin)
+        ones = (same & (others[None, :] >= rows[:, None])).to(tl.int32)
+        number = n_listed[:, None] + tl.cumsum(ones, 1) - 1
+        listed = (ones > 0) & (number < members)
+        tl.store(place[:, None] + number, others[None, :], mask=listed)
+        n_listed += tl.sum(ones, 1)
+
+
+@triton.jit
+def _same(alike, leader, begin):
+    """The rows from `begin` on, and which of them have the leader of each of ROWS rows."""
+    others = begin + tl.arange(0, _AT_ONCE)
+    n_chunks = tl.load(alike.n_chunks + others, mask=others < alike.n_rows, other=0)
+    theirs = tl.load(alike.leaders + others, mask=alike.column < n_chunks - 1, other=-2)
+    return others, leader[:, None] == theirs[None, :]
 
 
 @triton.jit
@@ -171,15 +216,6 @@ def _take(counter, wanted):
     """A number for each that is wanted, in order."""
     ones = wanted.to(tl.int32)
     return tl.atomic_add(counter, tl.sum(ones, 0)) + tl.cumsum(ones, 0) - 1
-
-
-@triton.jit
-def _same(leaders, n_chunks, leader, begin, column, n_rows):
-    """The rows from `begin` on, and which of them have the leader that each of ROWS rows has."""
-    others = begin + tl.arange(0, _AT_ONCE)
-    there = column < tl.load(n_chunks + others, mask=others < n_rows, other=0) - 1
-    theirs = tl.load(leaders + column * n_rows + others, mask=there, other=-2)
-    return others, leader[:, None] == theirs[None, :]
 
 
 @triton.jit
@@ -193,22 +229,24 @@ def _members(n_chunks, n_rows, full_card, MEMBERS: tl.constexpr):
 
 
 @triton.jit
-def _write_item(item, start, stop, chunk, n_listed, exists):
+def _write_item(item, start, stop, chunk, n_listed, row, exists):
+    """All but the rows after the first."""
     tl.store(item, start, mask=exists)
     tl.store(item + 1, stop, mask=exists)
     tl.store(item + 2, chunk, mask=exists)
     tl.store(item + 3, n_listed, mask=exists)
+    tl.store(item + ITEM_FIELDS, row, mask=exists)
 
 
 @triton.jit
-def _cut(seq_lens, rows, n_rows, window, chunk_tokens, most_chunks):
-    """Of each row: its first token seen, its length, a chunk's tokens, and how many chunks."""
-    lens = tl.load(seq_lens + rows, mask=rows < n_rows, other=0)
-    first = tl.where(window > 0, tl.maximum(lens - window, 0), 0)
+def _chunks(cut, rows):
+    """Of each row: its first token seen, a chunk's tokens, and how many chunks."""
+    lens = tl.load(cut.seq_lens + rows, mask=rows < cut.n_rows, other=0)
+    first = tl.where(cut.window > 0, tl.maximum(lens - cut.window, 0), 0)
     seen = lens - first
-    size = chunk_tokens * _power_of_2_from(tl.cdiv(seen, chunk_tokens * most_chunks))
+    size = cut.chunk_tokens * _power_of_2_from(tl.cdiv(seen, cut.chunk_tokens * cut.most_chunks))
     n_chunks = tl.where(2 * seen > 3 * size, tl.cdiv(seen, size), 1)
-    return first, lens, size, tl.where(rows < n_rows, n_chunks, 0)
+    return first, size, tl.where(rows < cut.n_rows, n_chunks, 0)
 
 
 @triton.jit
