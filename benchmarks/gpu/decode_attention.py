@@ -8,8 +8,8 @@ Every launch reads pages scattered over one pool; small cells take turns on so m
 page is still in the L2 cache. Launches are timed as replays of one CUDA graph, without the planning
 kernels (once a step, timed apart). Bytes are those of K and V alone. A cell of at least 256k tokens
 is marked < if it is below 85% of the copy; neighbours more than 15% apart are listed. Batches with
-a common prefix are timed with rows computed together and each by itself: bytes are those of all
-rows, and of what differs.
+a common prefix are timed with each row computed by itself (1) and with up to 16 or 32 query heads
+of several rows computed together: percent of a copy of the bytes of all rows, and of what differs.
 """
 
 from __future__ import annotations
@@ -149,20 +149,29 @@ def row_text(cell: Cell, us: float, pool: Pool, copied_bytes_s: float) -> str:
     return f"{cell.name:>24} {us:>9.1f} µs {bytes_s / 1e9:>6.0f} GB/s {share:4.0%}"
 
 
+def sharing(config: DecodeConfig) -> dict[str, DecodeConfig]:
+    """By the most query heads that are computed together; with 1 each row is by itself."""
+    return {str(n): replace(config, shared_query_heads=n) for n in (1, 16, 32)}
+
+
 def plan_text(cell: Cell, heads: Heads, pool: Pool) -> str:
-    shared, single = (
-        plan_us(cell, heads, pool, config) for config in (tuned(heads), alone(tuned(heads)))
+    times = (
+        f"{plan_us(cell, heads, pool, config):.1f} ({name})"
+        for name, config in sharing(tuned(heads)).items()
     )
-    return f"planning {cell.name:>18}: {shared:.1f} µs, without sharing {single:.1f}"
+    return f"planning {cell.name:>18}: {', '.join(times)} µs"
 
 
 def shared_text(cell: Cell, work: Work, copied_bytes_s: float) -> str:
-    us, single_us = work.us(None), work.us(alone(tuned(work.heads)))
-    distinct = cell.distinct_tokens * work.pool.token_bytes / us * 1e6 / copied_bytes_s
-    return (
-        f"{row_text(cell, us, work.pool, copied_bytes_s)} ({distinct:.0%} of what differs),"
-        f" each row by itself {single_us:.1f} µs"
-    )
+    """Percent of a copy, of all bytes and of what differs."""
+    times = {name: work.us(config) for name, config in sharing(tuned(work.heads)).items()}
+    parts = []
+    for name, us in times.items():
+        copied = copied_bytes_s / 1e6 * us / work.pool.token_bytes
+        parts.append(
+            f"{us:.1f} ({name}: {cell.tokens / copied:.0%}, {cell.distinct_tokens / copied:.0%})"
+        )
+    return f"{cell.name:>24} {', '.join(parts)} µs"
 
 
 def cliffs(speeds: Speeds) -> Iterator[str]:
@@ -206,10 +215,10 @@ def variations(config: DecodeConfig) -> list[DecodeConfig]:
 
 
 def compile_one(variant: tuple[Heads, int, DecodeConfig]) -> None:
-    """By running it on a small pool."""
+    """By running it on a small pool, with rows of several chunks: they might share some."""
     heads, block_tokens, config = variant
     pool = Pool.random(heads, 16 * block_tokens).paged(block_tokens)
-    Work.of(Cell.uniform(2, 64), pool, heads).us(config)
+    Work.of(Cell.uniform(2, 2 * config.chunk_tokens), pool, heads).us(config)
 
 
 def compile_all(
@@ -265,7 +274,12 @@ def main() -> None:
     args = parser.parse_args()
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as executor:
         if args.compile_only:
-            cells = [(heads, n, tuned(heads)) for heads in LAYERS for n in BLOCK_TOKENS]
+            cells = [
+                (heads, n, config)
+                for heads in LAYERS
+                for n in BLOCK_TOKENS
+                for config in sharing(tuned(heads)).values()
+            ]
             shapes = [(heads, 16, config) for heads in LAYERS for config in candidates(heads)]
             compile_all(executor, [*cells, *(shapes if args.sweep else [])])
             return

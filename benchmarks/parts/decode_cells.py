@@ -131,7 +131,8 @@ class Work:
     def of(cls, cell: Cell, pool: Pool, heads: Heads) -> Work:
         shape = (len(cell.lengths), heads.n_kv_heads * heads.group, heads.head_dim)
         q = torch.randn(shape, dtype=DTYPE, device=DEVICE)
-        sets = min(_MAX_SETS, max(1, math.ceil(_COLD_BYTES / (cell.tokens * pool.token_bytes))))
+        read_bytes = cell.distinct_tokens * pool.token_bytes
+        sets = min(_MAX_SETS, max(1, math.ceil(_COLD_BYTES / read_bytes)))
         step = cell.tokens // pool.block_tokens
         layers = [(q, cell.inputs(pool, number * step)) for number in range(sets)]
         return cls(cell, pool, heads, layers)

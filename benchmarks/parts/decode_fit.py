@@ -9,8 +9,8 @@ import torch
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig
 
 SHARED_BYTES: Final = 227 * 1024
-_SCRATCH_BYTES: Final = 8 * 1024
-"""Of a program: the rearrangements at its end."""
+_SCRATCH_BYTES: Final = 10 * 1024
+"""Of a program: the rearrangements at its end, of the query heads of several rows."""
 _MOST_WARPS: Final = 24
 
 

@@ -20,6 +20,8 @@ from pagemesh.kernels.inputs import AttentionInputs
 
 # 32-bit registers of a multiprocessor, of every card since Kepler.
 _REGISTERS: Final = 65536
+# Rows of an item: those that are complete are bits of one word.
+_MOST_MEMBERS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class DecodeConfig:
 
     def max_members(self, group: int) -> int:
         """The most rows that are computed together."""
-        return max(1, self.shared_query_heads // next_power_of_2(group))
+        return max(1, min(_MOST_MEMBERS, self.shared_query_heads // next_power_of_2(group)))
 
     @property
     def programs(self) -> int:
@@ -81,12 +83,13 @@ class DecodePlan:
 
     items: Tensor
     """int32[rows * max_chunks + room to read ahead, 4 + max_members]: first token, token after the
-    last, the chunk's number in the row (-1 if it has no other), how many rows, and these. Item r <
-    rows is the last chunk of row r. The others, `n_inner`, follow, and are worked on before: what
-    is shorter fills the gaps at the end. Of these the first chunks of 16 rows come about first,
-    then their second …: what is not read for several rows at once is then in the L2 cache."""
+    last, the chunk's number in the row (-1 if it has no other), how many rows, and these. Items of
+    several rows come first, then chunks of one row, then the last chunk of every row: what is
+    shorter fills the gaps at the end. Within each, the first chunks of 16 rows come about first,
+    then their second …. The last chunks are kept at place 0, items of several rows behind them, and
+    those of one row from place rows * max_chunks - 1 down."""
     n_inner: Tensor
-    """int32[1]: chunks that are not the last of their rows."""
+    """int32[2]: items of several rows and of one, the last chunks of rows aside."""
     n_chunks: Tensor
     """int32[rows]."""
     leaders: Tensor
@@ -155,13 +158,13 @@ def _new_plan(
     rows, most = inputs.n_decode, inputs.max_seq_tokens
     max_chunks = config.chunks(most if window is None else min(most, window))
     # Windows begin where they like, and so do their chunks.
-    max_members = 1 if window or max_chunks == 1 else config.max_members(heads.group)
+    max_members = 1 if window else config.max_members(heads.group)
     device = inputs.seq_lens.device
     plan = DecodePlan.empty(rows, max_chunks, max_members, heads, config.programs, device)
     blocks = cdiv(rows, ROWS)
-    columns = min(max_chunks - 1, max(1, multiprocessors() // blocks))
+    columns = max(1, min(max_chunks - 1, multiprocessors() // blocks))
     cut = rows, window or 0, config.chunk_tokens, config.max_chunks
-    match_kernel[(blocks, max(1, columns))](
+    match_kernel[(blocks, columns)](
         inputs.seq_lens,
         inputs.block_tables,
         plan.items,
@@ -178,18 +181,17 @@ def _new_plan(
         PDL=pdl(),
         launch_pdl=pdl(),
     )
-    if columns:
-        group_kernel[(blocks, columns)](
-            inputs.seq_lens,
-            plan.items,
-            plan.n_inner,
-            plan.n_chunks,
-            plan.leaders,
-            cdiv(config.programs, heads.n_kv_heads),
-            rows * max_chunks - 1,
-            *cut,
-            MEMBERS=max_members,
-            PDL=pdl(),
-            launch_pdl=pdl(),
-        )
+    group_kernel[(blocks, columns)](
+        inputs.seq_lens,
+        plan.items,
+        plan.n_inner,
+        plan.n_chunks,
+        plan.leaders,
+        cdiv(config.programs, heads.n_kv_heads),
+        rows * max_chunks - 1,
+        *cut,
+        MEMBERS=max_members,
+        PDL=pdl(),
+        launch_pdl=pdl(),
+    )
     return plan

@@ -241,6 +241,13 @@ def test_without_enough_work_each_row_is_computed_by_itself():
     assert all(len(item.rows) == 1 for item in inner)
 
 
+def test_the_same_kernels_for_all_lengths():
+    """A step with longer rows than any before compiles nothing."""
+    plans = [Step.of([n], [], SHAPE, torch.float32).plan(SMALL) for n in (5, 100)]
+    assert [plan.max_chunks for plan in plans] == [1, 4]
+    assert plans[0].max_members == plans[1].max_members == SMALL.max_members(SHAPE.group) == 8
+
+
 @pytest.mark.parametrize("window", [None, 50])
 def test_the_chunks_of_a_row_cover_what_it_sees(window):
     """More rows than are compared at a time."""
