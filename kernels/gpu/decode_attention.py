@@ -104,6 +104,7 @@ def decode_attention(
         plan.peaks.stride(0),
         plan.max_chunks,
         n_rows,
+        inputs.counts,
         tables.stride(0),
         q.stride(0),
         q.stride(1),
@@ -114,6 +115,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         PAGE_BITS=block_tokens.bit_length() - 1,
         MEMBERS=plan.max_members,
+        COUNTED=inputs.counts is not None,
         M=alone,
         M_SHARED=max(alone, plan.max_members * next_power_of_2(heads.group)),
         G=next_power_of_2(heads.group),
@@ -158,6 +160,7 @@ def _decode_kernel(
     peaks_stride,
     max_chunks,
     n_rows,
+    counts,
     table_stride,
     q_stride,
     q_head_stride,
@@ -168,6 +171,7 @@ def _decode_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_BITS: tl.constexpr,
     MEMBERS: tl.constexpr,
+    COUNTED: tl.constexpr,
     M: tl.constexpr,
     M_SHARED: tl.constexpr,
     G: tl.constexpr,
@@ -188,8 +192,11 @@ def _decode_kernel(
     result = Result(out, out_stride, out_head_stride)
     caches = Caches(k_cache, v_cache, tables, table_stride)
     queries = Queries(q, q_stride, q_head_stride)
+    last = n_rows * max_chunks - 1
+    if COUNTED:
+        n_rows = tl.load(counts + 1)
     n_shared = tl.load(n_inner)
-    work = Work(items, n_shared, tl.load(n_inner + 1), n_rows, n_rows * max_chunks - 1)
+    work = Work(items, n_shared, tl.load(n_inner + 1), n_rows, last)
     pair = tl.program_id(0)
     if MEMBERS > 1:
         pair = _walk(

@@ -57,6 +57,7 @@ def match_kernel(
     arrived,
     table_stride,
     n_rows,
+    counts,
     window,
     chunk_tokens,
     most_chunks,
@@ -64,6 +65,7 @@ def match_kernel(
     HEADS: tl.constexpr,
     PAGE_BITS: tl.constexpr,
     MEMBERS: tl.constexpr,
+    COUNTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Of ROWS rows all that does not depend on the others, and of each of their chunks but the last
@@ -71,6 +73,8 @@ def match_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    if COUNTED:
+        n_rows = tl.load(counts + 1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cut = Cut(seq_lens, n_rows, window, chunk_tokens, most_chunks)
     first, size, n_mine = _chunks(cut, rows)
@@ -142,10 +146,12 @@ def group_kernel(
     full_card,
     last,
     n_rows,
+    counts,
     window,
     chunk_tokens,
     most_chunks,
     MEMBERS: tl.constexpr,
+    COUNTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The items of all chunks but the last of ROWS rows: those of several rows from place n_rows
@@ -154,6 +160,8 @@ def group_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    if COUNTED:
+        n_rows = tl.load(counts + 1)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first, size, n_mine = _chunks(Cut(seq_lens, n_rows, window, chunk_tokens, most_chunks), rows)
     n_columns = tl.max(n_mine, 0) - 1
