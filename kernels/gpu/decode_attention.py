@@ -76,6 +76,8 @@ def decode_attention(
 
     As kernels.attention.paged_attention for rows of one token. q and out may be views whose last
     dimension is dense. The pools' block_tokens is a power of two. Scratch memory: see DecodePlan.
+    With inputs.counts R is the most rows there may be, and those behind the counted ones stay as
+    they are.
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

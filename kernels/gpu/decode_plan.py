@@ -88,8 +88,8 @@ class DecodePlan:
     shorter fills the gaps at the end. Within each, the first chunks of 16 rows come about first,
     then their second …. The last chunks are kept at place 0, items of several rows behind them, and
     those of one row from place rows * max_chunks - 1 down."""
-    n_items: Tensor
-    """int32[3]: items of several rows, of one, and of last chunks, one of each row there is."""
+    n_inner: Tensor
+    """int32[2]: items of several rows and of one, the last chunks of rows aside."""
     n_chunks: Tensor
     """int32[rows]."""
     leaders: Tensor
@@ -122,7 +122,7 @@ class DecodePlan:
         room = rows * max_chunks + cdiv(programs, heads.n_kv_heads)
         return cls(
             items=ints(room, ITEM_FIELDS + max_members),
-            n_items=ints(3),
+            n_inner=ints(2),
             n_chunks=ints(rows),
             leaders=ints(max_chunks - 1, rows),
             arrived=ints(rows, heads.n_kv_heads),
@@ -169,11 +169,10 @@ def _new_plan(
         inputs.seq_lens,
         inputs.block_tables,
         plan.items,
-        plan.n_items,
+        plan.n_inner,
         plan.n_chunks,
         plan.leaders,
         plan.arrived,
-        inputs.counts,
         inputs.block_tables.stride(0),
         *cut,
         N_KV_HEADS=heads.n_kv_heads,
@@ -187,7 +186,7 @@ def _new_plan(
     group_kernel[(blocks, columns)](
         inputs.seq_lens,
         plan.items,
-        plan.n_items,
+        plan.n_inner,
         plan.n_chunks,
         plan.leaders,
         cdiv(config.programs, heads.n_kv_heads),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_layout import Batch, Shape, dense_attention, random_batch
+from paged_layout import Batch, Shape, counted, dense_attention, random_batch
 from torch import Tensor
 
 from pagemesh.kernels.attention import paged_attention
@@ -161,6 +161,19 @@ def test_only_the_leading_rows_are_decoded(device, dtype):
     expected = dense_attention(replace(batch, q=batch.q.cpu()), None)[:2]
     error = attend(replace(batch, q=batch.q[:2])).cpu().double() - expected
     assert error.norm() / expected.norm() < TOLERANCE[dtype]
+
+
+def test_rows_that_only_the_device_counts(device, dtype):
+    """Behind them are rows with prompt tokens, which stay as they are."""
+    rows = [(1, 40), (1, 130), (5, 130), (3, 64)]
+    batch = random_batch(SHAPE, rows, n_decode=2, seed=1, dtype=dtype)
+    expected = attend(on(device, replace(batch, q=batch.q[:2])))
+    more = counted(batch)
+    n_most = more.inputs.n_decode
+    assert n_most > 2
+    out = attend(on(device, replace(more, q=more.q[:n_most])))
+    assert torch.equal(out[:2], expected)
+    assert out[2:].isnan().all()
 
 
 @pytest.mark.gpu
