@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Final
 
 import structlog
@@ -55,6 +56,8 @@ class Upstream:
         self._links: dict[str, Link] = {}
         self._table: dict[str, Pending] = {}
         self._in_flight: Counter[str] = Counter()
+        self._last_use: Counter[str] = Counter()
+        self._uses = count(1)
         self._parked: dict[str, asyncio.TimerHandle] = {}
         self._open_blocks = 0
         self._idle = asyncio.Event()
@@ -217,9 +220,13 @@ class Upstream:
                 link.send(Cancel(entry.request_id))
 
     def _place(self, entry: Pending) -> None:
-        """Send `entry` over the least loaded link that serves its model, or park it."""
+        """Send `entry` over the least loaded link that serves its model, or park it.
+
+        Of equals, over the one that has rested longest: every gateway knows the links in the same
+        order.
+        """
         serving = self._directory.links_serving(entry.model)
-        for name in sorted(serving, key=self._in_flight.__getitem__):
+        for name in sorted(serving, key=lambda name: (self._in_flight[name], self._last_use[name])):
             try:
                 self._links[name].send(entry.frame())
             except LinkClosed:
@@ -231,6 +238,7 @@ class Upstream:
             self._unpark(entry)
             entry.link = name
             self._in_flight[name] += 1
+            self._last_use[name] = next(self._uses)
             return
         self._park(entry)
 
@@ -242,7 +250,7 @@ class Upstream:
             self._unplace(entry)
             entry.link_lost()
             self._place_again(entry)
-        del self._in_flight[name]
+        del self._in_flight[name], self._last_use[name]
 
     def _unplace(self, entry: Pending) -> None:
         if entry.link is not None:

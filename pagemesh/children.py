@@ -16,6 +16,19 @@ from pagemesh.supervisor import ChildSpec, WriteLine
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
+def child_names(service: str, settings: Settings) -> list[str]:
+    """Of all children that run one service: numbered if there are several."""
+    n_children = {"gateway": settings.mesh.gateways, "tokenizer": settings.mesh.tokenizers}
+    n = n_children.get(service, 1)
+    return [service] if n == 1 else [f"{service}-{number}" for number in range(1, n + 1)]
+
+
+def service_specs(service: str, settings: Settings) -> list[ChildSpec]:
+    """All children that run one service. They differ in nothing but their names."""
+    spec = service_spec(service, settings)
+    return [spec._replace(name=name) for name in child_names(service, settings)]
+
+
 def service_spec(service: str, settings: Settings) -> ChildSpec:
     """One service with these settings. They travel by environment, the secrets among them."""
     command = (sys.executable, "-m", "pagemesh.cli", service)
@@ -35,10 +48,11 @@ def _color() -> dict[str, str]:
 def line_writer(settings: Settings) -> WriteLine:
     """How a child's line is shown: behind its name for people, one JSON object for machines."""
     human = settings.log.log_format == "human"
+    width = max(len(name) for name in child_names("tokenizer", settings))
 
     def write(service: str, line: str) -> None:
         if human:
-            shown = f"{service:<9} | {line}"
+            shown = f"{service:<{width}} | {line}"
         elif line.startswith("{"):
             shown = line
         else:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-import socket
 import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-import aiohttp
 import structlog
 import uvloop
 from msgspec.structs import replace
-from redis.exceptions import RedisError
 
-from pagemesh.banner import banner, gateway_url
-from pagemesh.children import line_writer, service_spec
+from pagemesh.banner import banner
+from pagemesh.children import line_writer, service_spec, service_specs
 from pagemesh.embedded_valkey import embedded_valkey
+from pagemesh.gateway_port import free_port, held_port
 from pagemesh.idle_gpus import idle_gpus
-from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.readiness import wait_for_registry, wait_until_ready
+from pagemesh.shared.errors import SettingsError
 from pagemesh.shared.logs import is_human
 from pagemesh.shared.prepared import load_prepared, prepared_folder
-from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, first, guarded
 
@@ -33,10 +31,7 @@ SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
 EXIT_FAILED: Final = 1
 # As a shell counts: what a signal ended has this plus the signal's number.
 EXIT_SIGNAL: Final = 128
-REGISTRY_TIMEOUT_S: Final = 10.0
 STOP_GRACE_S: Final = 3.0
-_POLL_S: Final = 0.05
-_WAITING_LOG_S: Final = 10.0
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -54,7 +49,7 @@ def serve_mesh(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     settings = _complete(settings)
-    with _Stops() as stops:
+    with _Stops() as stops, held_port(settings):
         exit_code = await _until_stop(_prepare(settings), stops.first)
         if exit_code != 0:
             return exit_code or 0
@@ -113,7 +108,7 @@ def _complete(settings: Settings) -> Settings:
             "its services: leave it at 0, which takes free ports",
             key="service_port",
         )
-    port = _free_port(settings.gateway.host, settings.gateway.port)
+    port = free_port(settings.gateway)
     mesh = replace(settings.mesh, mesh_secret=settings.mesh.mesh_secret or secrets.token_hex(32))
     log_format = "human" if is_human(settings.log) else "json"
     return replace(
@@ -122,23 +117,6 @@ def _complete(settings: Settings) -> Settings:
         mesh=mesh,
         log=replace(settings.log, log_format=log_format),
     )
-
-
-def _free_port(host: str, port: int) -> int:
-    """`port` if it can be listened on (0: a free one). Raises StartupError when it cannot."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-            # Binding alone succeeds beside a listener that allows reuse.
-            probe.listen()
-        except OSError as error:
-            raise StartupError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another address with "
-                "--host and --port, or stop what uses it"
-            ) from error
-        return int(probe.getsockname()[1])
 
 
 async def _prepare(settings: Settings) -> int:
@@ -179,63 +157,16 @@ async def _run_mesh(supervisor: Supervisor, settings: Settings, valkey: ChildSpe
     """Start everything, say when it is ready, and watch it until cancelled."""
     if valkey is not None:
         supervisor.start(valkey)
-        await first(supervisor.watch(), _wait_for_registry(settings))
+        await first(supervisor.watch(), wait_for_registry(settings))
     for service in SERVICES:
-        supervisor.start(service_spec(service, settings))
-    await first(supervisor.watch(), _wait_until_ready(settings))
+        supervisor.start(*service_specs(service, settings))
+    await first(supervisor.watch(), wait_until_ready(settings))
     supervisor.mark_ready()
     print(banner(settings, _model_name(settings)), flush=True)
     hint = await idle_gpus(settings)
     if hint is not None:
         print(f"{hint}\n", flush=True)
     await supervisor.watch()
-
-
-async def _wait_for_registry(settings: Settings) -> None:
-    """Raises StartupError when Valkey does not answer in time."""
-    assert settings.mesh.redis_url is not None
-    registry = Registry(settings.mesh.redis_url, settings.mesh.mesh_name)
-    try:
-        async with asyncio.timeout(REGISTRY_TIMEOUT_S):
-            await _until_answer(registry)
-    except TimeoutError as error:
-        raise StartupError(
-            f"the embedded Valkey did not answer within {REGISTRY_TIMEOUT_S:.0f} s"
-        ) from error
-    finally:
-        await registry.close()
-
-
-async def _until_answer(registry: Registry) -> None:
-    while True:
-        try:
-            return await registry.ping()
-        except (RedisError, OSError):
-            await asyncio.sleep(_POLL_S)
-
-
-async def _wait_until_ready(settings: Settings) -> None:
-    """Ask the gateway until it is ready; now and then say what is missing."""
-    loop = asyncio.get_running_loop()
-    next_log_s = loop.time() + _WAITING_LOG_S
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2.0)) as session:
-        while (reason := await _not_ready(session, settings)) is not None:
-            if loop.time() > next_log_s:
-                next_log_s += _WAITING_LOG_S
-                log.info("waiting_for_mesh", reason=reason)
-            await asyncio.sleep(_POLL_S)
-
-
-async def _not_ready(session: aiohttp.ClientSession, settings: Settings) -> str | None:
-    try:
-        # Our own process, maybe under a self-signed certificate: nothing to verify.
-        async with session.get(f"{gateway_url(settings.gateway)}/ready", ssl=False) as answer:
-            if answer.status == 200:
-                return None
-            reason: str = (await answer.json())["reason"]
-            return reason
-    except (OSError, aiohttp.ClientError, TimeoutError) as error:
-        return f"the gateway does not answer yet: {error}"
 
 
 async def _stop(supervisor: Supervisor, settings: Settings, stops: _Stops) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 import uvloop
 from aiohttp.typedefs import Middleware
 
-from pagemesh.shared.errors import StartupError
+from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.service import BuildService, serve
 from pagemesh.shared.settings import GatewaySettings, Settings, check_link_exposure
 
@@ -40,12 +40,19 @@ def run_service(service: str, settings: Settings) -> None:
 def _run_gateway(settings: Settings) -> None:
     from pagemesh.gateway.service import GatewayService, middlewares
 
-    gateway = settings.gateway
+    gateway, shares_port = settings.gateway, settings.mesh.gateways > 1
+    if shares_port and gateway.port == 0:
+        raise SettingsError(
+            f"--gateways {settings.mesh.gateways} share one port, so --port 0, which takes any "
+            "free one, will not do",
+            key="port",
+        )
     _run(
         "gateway",
         settings,
         GatewayService,
         address=(gateway.host, gateway.port),
+        shares_port=shares_port,
         tls=_tls(gateway),
         middlewares=middlewares(settings),
     )
@@ -64,12 +71,20 @@ def _run(
     build: BuildService,
     *,
     address: tuple[str, int],
+    shares_port: bool = False,
     tls: ssl.SSLContext | None = None,
     middlewares: Sequence[Middleware] = (),
 ) -> None:
     host, port = address
     running = serve(
-        service, settings, build, host=host, port=port, tls=tls, middlewares=middlewares
+        service,
+        settings,
+        build,
+        host=host,
+        port=port,
+        shares_port=shares_port,
+        tls=tls,
+        middlewares=middlewares,
     )
     uvloop.run(running)
 

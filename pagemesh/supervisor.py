@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -132,15 +133,18 @@ class Supervisor:
 
     def __init__(self, write_line: WriteLine) -> None:
         self._write_line = write_line
-        self._children: list[Child] = []
+        self._groups: list[list[Child]] = []
         self._keepers: set[asyncio.Task[None]] = set()
         self._ready = False
         self._stopping = False
 
-    def start(self, spec: ChildSpec) -> None:
-        child = Child(spec, self._write_line)
-        self._children.append(child)
-        self._keepers.add(asyncio.create_task(self._keep(child), name=f"keep-{spec.name}"))
+    def start(self, *specs: ChildSpec) -> None:
+        """What is started together is stopped together."""
+        group = [Child(spec, self._write_line) for spec in specs]
+        self._groups.append(group)
+        for child in group:
+            keeper = asyncio.create_task(self._keep(child), name=f"keep-{child.spec.name}")
+            self._keepers.add(keeper)
 
     def mark_ready(self) -> None:
         """The mesh has worked once: from now on a child that ends is restarted for ever."""
@@ -153,17 +157,17 @@ class Supervisor:
             keeper.result()
 
     async def stop(self, grace_s: float) -> None:
-        """Stop the children one after the other, the last started first."""
+        """Stop the children, the last started first; those started together at the same time."""
         self._stopping = True
-        for child in reversed(self._children):
-            await child.stop(grace_s)
+        for group in reversed(self._groups):
+            await asyncio.gather(*(child.stop(grace_s) for child in group))
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     def kill(self) -> None:
         self._stopping = True
-        for child in self._children:
+        for child in chain.from_iterable(self._groups):
             child.send_signal(signal.SIGKILL)
 
     async def _keep(self, child: Child) -> None:

@@ -14,9 +14,9 @@ import socket
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -29,6 +29,7 @@ from pagemesh.shared.errors import StartupError
 from pagemesh.shared.messages import EngineStatus, Hello
 from pagemesh.shared.registry import Instance, Registry, masked_url
 from pagemesh.shared.settings import Settings
+from pagemesh.shared.shared_port import BACKLOG, shared_socket, take_connections
 from pagemesh.shared.wire import PROTOCOL
 
 log = structlog.get_logger(__name__)
@@ -87,12 +88,15 @@ async def serve(
     *,
     host: str,
     port: int,
+    shares_port: bool = False,
     tls: ssl.SSLContext | None = None,
     middlewares: Sequence[Middleware] = (),
 ) -> None:
     """Run one service until SIGTERM or SIGINT.
 
-    Raises StartupError when the port is busy or Redis cannot be reached.
+    If it `shares_port` with other processes, it takes connections there while it can serve them,
+    and is announced, measured and asked for its health at a free port of its own, which has the
+    same routes. Raises StartupError when the port is busy or Redis cannot be reached.
     """
     async with AsyncExitStack() as stack:
         registry = await _open_registry(settings, stack)
@@ -108,11 +112,15 @@ async def serve(
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        address = await _listen(runner, host, port, tls)
+        sharing = stack.enter_context(_shared(host, port)) if shares_port else None
+        address = await _listen(runner, host, 0 if shares_port else port, tls)
         announced = _announced(address, settings.mesh.redis_url or "")
         instance = Instance(service, runtime.instance_id, announced, runtime.epoch)
         log.info("listening", service=service, address=address, instance=runtime.instance_id)
-        await _run_until_signal(core, runtime, instance)
+        offers = [runtime.registry.announce(instance)]
+        if sharing is not None:
+            offers.append(take_connections(runner, sharing, tls, core.not_ready))
+        await _run_until_signal(core, runtime, instance, offers)
 
 
 def _client_session() -> aiohttp.ClientSession:
@@ -161,19 +169,30 @@ def _app(core: ServiceCore, runtime: Runtime, middlewares: Sequence[Middleware])
 
 
 async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLContext | None) -> str:
-    site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024)
+    site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=BACKLOG)
     try:
         await site.start()
     except OSError as error:
-        # asyncio words its own sentence around the errno; name resolution has no errno.
-        unknown_host = isinstance(error, socket.gaierror)
-        reason = error.strerror if unknown_host else os.strerror(error.errno or 0)
-        raise StartupError(
-            f"cannot listen on {host}:{port}: {reason}; choose another port or stop what uses it"
-        ) from error
+        raise _cannot_listen(host, port, error) from error
     bound_host, bound_port = runner.addresses[0][:2]
     shown = f"[{bound_host}]" if ":" in bound_host else bound_host
     return f"{shown}:{bound_port}"
+
+
+def _shared(host: str, port: int) -> socket.socket:
+    try:
+        return shared_socket(host, port)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> StartupError:
+    # asyncio words its own sentence around the errno; name resolution has no errno.
+    unknown_host = isinstance(error, socket.gaierror)
+    reason = error.strerror if unknown_host else os.strerror(error.errno or 0)
+    return StartupError(
+        f"cannot listen on {host}:{port}: {reason}; choose another port or stop what uses it"
+    )
 
 
 def _announced(address: str, redis_url: str) -> str:
@@ -190,33 +209,43 @@ def _announced(address: str, redis_url: str) -> str:
     return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
 
 
-async def _run_until_signal(core: ServiceCore, runtime: Runtime, instance: Instance) -> None:
+async def _run_until_signal(
+    core: ServiceCore,
+    runtime: Runtime,
+    instance: Instance,
+    offers: Iterable[Coroutine[Any, Any, None]],
+) -> None:
+    """`offers` bring newcomers, until they are cancelled."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopped.set)
     work = asyncio.create_task(core.run(), name=f"{runtime.service}-run")
-    beat = asyncio.create_task(runtime.registry.announce(instance), name="announce")
+    offering = [asyncio.create_task(offer, name="offer") for offer in offers]
     stop = asyncio.create_task(stopped.wait(), name="signal")
     # A full collection over a grown heap takes tens of milliseconds; what exists now stays.
     gc.collect()
     gc.freeze()
     try:
-        done, _ = await asyncio.wait({work, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({work, *offering, stop}, return_when=asyncio.FIRST_COMPLETED)
         if stop in done:
-            await _withdraw_and_drain(core, runtime, instance, beat)
+            await _withdraw_and_drain(core, runtime, instance, offering)
         for task in done:
             task.result()
     finally:
-        for task in (work, beat, stop):
+        for task in (work, *offering, stop):
             task.cancel()
-        await asyncio.gather(work, beat, stop, return_exceptions=True)
+        await asyncio.gather(work, *offering, stop, return_exceptions=True)
 
 
 async def _withdraw_and_drain(
-    core: ServiceCore, runtime: Runtime, instance: Instance, beat: asyncio.Task[None]
+    core: ServiceCore,
+    runtime: Runtime,
+    instance: Instance,
+    offering: Iterable[asyncio.Task[None]],
 ) -> None:
-    beat.cancel()
+    for offer in offering:
+        offer.cancel()
     log.info("draining", timeout_s=runtime.settings.mesh.drain_timeout_s)
     await runtime.registry.withdraw(instance)
     with suppress(TimeoutError):

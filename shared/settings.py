@@ -7,6 +7,7 @@ top level or under its section. `shared/settings_sources.py` reads the sources i
 
 from __future__ import annotations
 
+import socket
 from typing import Annotated, Literal
 
 import msgspec
@@ -161,6 +162,10 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             secret=True,
         ),
     ] = ""
+    gateways: Annotated[
+        Count, _meta("Gateways of pagemesh serve; they share the port (SO_REUSEPORT)")
+    ] = 1
+    tokenizers: Annotated[Count, _meta("Tokenizer services of pagemesh serve")] = 1
     service_host: Annotated[str, _meta("Address inner services listen on and announce")] = (
         "127.0.0.1"
     )
@@ -196,7 +201,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse values that contradict each other. Raises SettingsError."""
+    """Refuse values that contradict each other, or this system. Raises SettingsError."""
     gateway = settings.gateway
     if (gateway.ssl_certfile is None) != (gateway.ssl_keyfile is None):
         raise SettingsError(
@@ -206,6 +211,11 @@ def check_settings(settings: Settings) -> None:
         raise SettingsError(
             "tensor_parallel_size must be 1: tensor parallelism is not available yet",
             key="tensor_parallel_size",
+        )
+    if settings.mesh.gateways > 1 and not hasattr(socket, "SO_REUSEPORT"):
+        raise SettingsError(
+            "gateways must be 1: this system lacks SO_REUSEPORT, by which several share a port",
+            key="gateways",
         )
     _check_exposure(gateway)
     _check_chunking(settings)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,7 @@ from gateway_fakes import (
     fake_tokenizer,
     read_events,
     running_gateway,
+    say_hello,
     settings_for,
 )
 
@@ -316,6 +318,47 @@ async def test_a_draining_service_gets_nothing_new(
             again.accept()
             again.delta("x", [1], finish_reason="stop")
             assert (await asking)[0] == 200
+
+
+@asynccontextmanager
+async def two_services(
+    settings: Settings,
+) -> AsyncIterator[tuple[Gateway, FakeTokenizer, FakeTokenizer]]:
+    async with (
+        running_gateway(settings) as gateway,
+        fake_tokenizer(settings, "tokenizer-1") as one,
+        fake_tokenizer(settings, "tokenizer-2") as two,
+    ):
+        async with asyncio.timeout(5):
+            while len(gateway.core.backend.directory.links_serving("tiny")) < 2:
+                await gateway.get("/ready")
+        yield gateway, one, two
+
+
+async def test_a_request_goes_where_fewest_are_open(settings: Settings) -> None:
+    body = {"model": "tiny", "prompt": "a"}
+    async with two_services(settings) as (gateway, *services):
+        async with asyncio.TaskGroup() as asking:
+            held = [asking.create_task(gateway.post(COMPLETIONS, body)) for _ in range(4)]
+            talks = [[await fake.asked.get() for _ in range(2)] for fake in services]
+            services[1].script = say_hello
+            for talk in talks[1]:
+                await say_hello(talk)
+            await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+            for _ in range(3):  # while the first service has two
+                assert (await gateway.post(COMPLETIONS, body))[0] == 200
+            for talk in talks[0]:
+                await say_hello(talk)
+        assert [len(fake.talks) for fake in services] == [2, 5]
+
+
+async def test_idle_services_take_turns(settings: Settings) -> None:
+    async with two_services(settings) as (gateway, *services):
+        for fake in services:
+            fake.script = say_hello
+        for _ in range(4):
+            await gateway.post(COMPLETIONS, {"model": "tiny", "prompt": "a"})
+        assert [len(fake.talks) for fake in services] == [2, 2]
 
 
 async def test_two_models_are_kept_apart(

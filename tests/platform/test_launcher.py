@@ -13,11 +13,14 @@ from msgspec.structs import replace
 
 from pagemesh import launcher
 from pagemesh.banner import banner, gateway_url
-from pagemesh.children import line_writer, service_spec
+from pagemesh.children import line_writer, service_spec, service_specs
+from pagemesh.gateway_port import free_port, held_port
 from pagemesh.launcher import _complete
+from pagemesh.services import run_service
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.settings import GatewaySettings, LogSettings, MeshSettings, Settings
 from pagemesh.shared.settings_sources import load_settings
+from pagemesh.shared.shared_port import shared_socket
 from pagemesh.supervisor import ChildSpec
 
 FREE = Settings(gateway=GatewaySettings(port=0))
@@ -80,6 +83,59 @@ def test_a_host_name_that_does_not_exist_is_one_sentence() -> None:
     gateway = GatewaySettings(host="no.such.host.invalid", api_key=["k"])
     with pytest.raises(StartupError, match=r"no\.such\.host\.invalid:8000: .*not known"):
         _complete(Settings(gateway=gateway))
+
+
+def test_a_shared_port_is_held_for_the_gateways_and_refused_to_another_mesh() -> None:
+    settings = _complete(replace(FREE, mesh=MeshSettings(gateways=2)))
+    address = settings.gateway.host, settings.gateway.port
+    with held_port(settings):
+        assert_taken(settings.gateway)  # while nobody listens yet
+        with shared_socket(*address) as one, shared_socket(*address) as other:
+            one.listen()
+            other.listen()
+            assert_taken(settings.gateway)
+            with socket.create_connection(address):
+                pass
+    assert free_port(settings.gateway) == settings.gateway.port
+
+
+def assert_taken(gateway: GatewaySettings) -> None:
+    with pytest.raises(StartupError, match="Address already in use"):
+        free_port(gateway)
+
+
+def test_a_gateway_with_a_port_to_itself_needs_nobody_to_hold_it() -> None:
+    settings = _complete(FREE)
+    with (
+        held_port(settings),
+        socket.create_server((settings.gateway.host, settings.gateway.port)),
+        pytest.raises(StartupError, match="Address already in use"),
+        held_port(replace(settings, mesh=MeshSettings(gateways=2))),
+    ):
+        pass
+
+
+def test_gateways_alone_need_a_port_to_share() -> None:
+    mesh = MeshSettings(gateways=2, redis_url="redis://127.0.0.1:1")
+    with pytest.raises(SettingsError, match=r"--gateways 2 .*--port 0"):
+        run_service("gateway", replace(FREE, mesh=mesh))
+
+
+def test_several_children_of_a_service_have_numbers_and_the_same_command() -> None:
+    settings = Settings(mesh=MeshSettings(gateways=2, tokenizers=10))
+    gateways, tokenizers = (service_specs(name, settings) for name in ("gateway", "tokenizer"))
+    assert [spec.name for spec in gateways] == ["gateway-1", "gateway-2"]
+    assert [spec.name for spec in tokenizers[8:]] == ["tokenizer-9", "tokenizer-10"]
+    assert {spec.command for spec in gateways} == {service_spec("gateway", settings).command}
+    assert service_specs("scheduler", settings) == [service_spec("scheduler", settings)]
+
+
+def test_lines_of_numbered_children_stand_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    log = LogSettings(log_format="human")
+    write = line_writer(Settings(mesh=MeshSettings(tokenizers=10), log=log))
+    for name in ("worker", "tokenizer-10"):
+        write(name, "hello")
+    assert capsys.readouterr().err == "worker       | hello\ntokenizer-10 | hello\n"
 
 
 def test_one_port_for_several_services_is_refused() -> None:

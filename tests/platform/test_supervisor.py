@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -119,6 +120,29 @@ signal.pause()
     await mesh.supervisor.stop(GRACE_S)
     said = [mesh.lines.get_nowait() for _ in range(mesh.lines.qsize())]
     assert said == [("third", "bye"), ("second", "bye"), ("first", "bye")]
+
+
+async def test_those_started_together_stop_together(mesh: Mesh, tmp_path: Path) -> None:
+    farewell = """
+import os, signal, sys, time
+own, other = sys.stdin.read().split()
+def bye(*_):
+    open(own, "w").close()
+    while not os.path.exists(other):
+        time.sleep(0.01)
+    sys.exit()
+signal.signal(signal.SIGTERM, bye)
+print("up", flush=True)
+signal.pause()
+"""
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    configs = {"one": f"{one} {two}", "two": f"{two} {one}"}
+    mesh.supervisor.start(
+        *(python(name, farewell, config=text.encode()) for name, text in configs.items())
+    )
+    assert {await mesh.lines.get() for _ in configs} == {("one", "up"), ("two", "up")}
+    # Each waits for the word that the other one has been told.
+    await mesh.supervisor.stop(grace_s=3600)
 
 
 async def test_who_ignores_sigterm_is_killed(mesh: Mesh) -> None:

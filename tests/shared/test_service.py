@@ -19,6 +19,7 @@ from pagemesh.shared.errors import StartupError
 from pagemesh.shared.registry import Instance, Registry
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings import MeshSettings, Settings
+from pagemesh.shared.shared_port import shared_socket
 
 
 class Core:
@@ -59,15 +60,24 @@ class Core:
 class Running:
     """A service in this process, found through the registry as its peers find it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, shared_port: int | None, reason: str | None) -> None:
         self.settings = settings
+        self._reason = reason
         self.cores: list[Core] = []
         self.task = asyncio.create_task(
-            serve("worker", settings, self._build, host="127.0.0.1", port=0)
+            serve(
+                "worker",
+                settings,
+                self._build,
+                host="127.0.0.1",
+                port=shared_port or 0,
+                shares_port=shared_port is not None,
+            )
         )
 
     def _build(self, runtime: Runtime) -> Core:
         self.cores.append(Core(runtime))
+        self.cores[0].reason = self._reason
         return self.cores[0]
 
     async def instance(self, registry: Registry) -> Instance:
@@ -90,9 +100,14 @@ async def registry(redis_url: str, mesh_name: str) -> AsyncIterator[Registry]:
 
 
 @asynccontextmanager
-async def up(settings: Settings, registry: Registry) -> AsyncIterator[tuple[Core, str]]:
+async def up(
+    settings: Settings,
+    registry: Registry,
+    shared_port: int | None = None,
+    reason: str | None = None,
+) -> AsyncIterator[tuple[Core, str]]:
     """The core of a running service and its base URL; stopped by SIGTERM at the end."""
-    running = Running(settings)
+    running = Running(settings, shared_port, reason)
     instance = await running.instance(registry)
     try:
         yield running.cores[0], f"http://{instance.address}"
@@ -105,6 +120,14 @@ async def up(settings: Settings, registry: Registry) -> AsyncIterator[tuple[Core
 async def get(url: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         return answer.status, await answer.text()
+
+
+async def is_refused(url: str) -> bool:
+    try:
+        await get(url)
+    except aiohttp.ClientConnectorError:
+        return True
+    return False
 
 
 async def test_health_ready_metrics_and_own_routes(settings: Settings, registry: Registry) -> None:
@@ -160,6 +183,34 @@ async def test_a_busy_port_is_one_sentence(settings: Settings) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"127.0.0.1:{port}: Address already in use"):
             await serve("worker", settings, Core, host="127.0.0.1", port=port)
+
+
+async def test_a_shared_port_is_served_from_readiness_to_the_drain(
+    settings: Settings, registry: Registry
+) -> None:
+    with shared_socket("127.0.0.1", 0) as neighbour:
+        port = neighbour.getsockname()[1]
+        shared_url = f"http://127.0.0.1:{port}/hello"
+        async with up(settings, registry, port, "no worker") as (core, own_url):
+            assert (await get(f"{own_url}/ready"))[0] == 503
+            assert await is_refused(shared_url)
+            core.reason = None
+            while await is_refused(shared_url):
+                pass
+            assert await get(shared_url) == await get(f"{own_url}/hello") == (200, "hello")
+            core.may_end.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not await is_refused(shared_url):
+                pass
+            assert await get(f"{own_url}/hello") == (200, "hello")
+            core.may_end.set()
+
+
+async def test_a_port_that_somebody_does_not_share_is_one_sentence(settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=f"127.0.0.1:{port}: Address already in use"):
+            await serve("worker", settings, Core, host="127.0.0.1", port=port, shares_port=True)
 
 
 async def test_a_missing_redis_is_one_sentence_without_the_password() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,12 @@ def test_contradictions_are_refused(flags: dict[str, Any], key: str) -> None:
         load_settings(flags, None, {})
     assert caught.value.key == key
     assert isinstance(caught.value, StartupError)
+
+
+def test_several_gateways_need_a_system_that_shares_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings({"gateways": "2"}, None, {}).settings.mesh.gateways == 2
+    monkeypatch.delattr(socket, "SO_REUSEPORT")
+    assert "gateways must be 1: this system lacks SO_REUSEPORT" in error_of(flags={"gateways": "2"})
 
 
 @pytest.mark.parametrize("guard", [{"api_key": ["k"]}, {"allow_unauthenticated": True}])
