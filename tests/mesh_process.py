@@ -37,10 +37,14 @@ class MeshProcess(NamedTuple):
     log: Path
 
     def child(self, name: str) -> psutil.Process:
-        """The process of one service, or `valkey`."""
-        found = [child for child in self.children() if _is_named(child, name)]
+        """The process of a service that has one, or `valkey`."""
+        found = self.all_of(name)
         assert len(found) == 1, f"{len(found)} children are called {name}"
         return found[0]
+
+    def all_of(self, name: str) -> list[psutil.Process]:
+        """The processes of one service."""
+        return [child for child in self.children() if _is_named(child, name)]
 
     def has_child(self, name: str) -> bool:
         return any(_is_named(child, name) for child in self.children())

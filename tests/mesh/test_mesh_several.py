@@ -1,0 +1,232 @@
+"""A mesh with two gateways on one port and two tokenizer services: all work, and any may die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+import psutil
+import pytest
+import requests
+from mesh_process import (
+    SMALL_MESH,
+    MeshProcess,
+    clean_environ,
+    running_mesh,
+    serve_command,
+    wait_until,
+)
+from metric_names import Scrape
+
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+RECOVERY_S: Final = 100.0
+TWO_OF_EACH: Final = ("--gateways", "2", "--tokenizers", "2")
+# A client's sockets are dealt out by a hash, so that many are needed to meet both gateways.
+N_CONNECTIONS: Final = 40
+STORY: Final[dict[str, Any]] = {
+    "model": "smollm2-135m-instruct",
+    "prompt": "Once upon a time there was a page table",
+    "temperature": 0,
+    "max_tokens": 48,
+}
+
+
+class Part(NamedTuple):
+    """One process of a service, and the address of its own."""
+
+    process: psutil.Process
+    url: str
+
+    def scrape(self) -> Scrape:
+        return Scrape.of(requests.get(f"{self.url}/metrics", timeout=10).text)
+
+    def total(self, name: str, **labels: str) -> float:
+        return self.scrape().total(name, **labels)
+
+
+def parts_of(mesh: MeshProcess, service: str) -> list[Part]:
+    """Those that listen now, at the addresses in the log."""
+    addresses = {
+        int(line["address"].rpartition(":")[2]): line["address"]
+        for line in map(json.loads, mesh.log.read_text().rpartition("\n")[0].splitlines())
+        if (line["event"], line.get("service")) == ("listening", service)
+    }
+    return [
+        Part(process, f"http://{addresses[port]}")
+        for process in mesh.all_of(service)
+        for port in _listens_on(process)
+        if port in addresses
+    ]
+
+
+def _listens_on(process: psutil.Process) -> list[int]:
+    connections = process.net_connections("tcp")
+    return [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+
+
+@pytest.fixture(scope="module")
+def mesh(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """Of this module alone, to be hurt."""
+    assert smollm2_folder.is_dir()
+    flags = (*SMALL_MESH, *TWO_OF_EACH, "--request-timeout-s", "100")
+    with running_mesh(tmp_path_factory.mktemp("several"), *flags) as running:
+        yield running
+
+
+@pytest.fixture
+def whole_mesh(mesh: MeshProcess) -> MeshProcess:
+    """Two of each, all ready and linked, whatever the last test has done."""
+    wait_until(lambda: is_whole(mesh), RECOVERY_S)
+    return mesh
+
+
+def is_whole(mesh: MeshProcess) -> bool:
+    try:
+        gateways, tokenizers = parts_of(mesh, "gateway"), parts_of(mesh, "tokenizer")
+        if (len(gateways), len(tokenizers)) != (2, 2):
+            return False
+        linked = all(_dialled(gateway, tokenizers) for gateway in gateways)
+        asked = [requests.get(f"{each.url}/ready", timeout=5) for each in gateways + tokenizers]
+        return linked and all(answer.status_code == 200 for answer in asked)
+    except (psutil.Error, requests.ConnectionError):
+        return False
+
+
+def _dialled(gateway: Part, tokenizers: Sequence[Part]) -> bool:
+    connections = gateway.process.net_connections("tcp")
+    peers = {f"http://{each.raddr.ip}:{each.raddr.port}" for each in connections if each.raddr}
+    return peers >= {tokenizer.url for tokenizer in tokenizers}
+
+
+def served_until_whole(mesh: MeshProcess) -> bool:
+    """Whether the one port answers all the time until the mesh is whole again."""
+    while not is_whole(mesh):
+        if requests.get(f"{mesh.base_url}/ready", timeout=10).status_code != 200:
+            return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mesh: MeshProcess) -> str:
+    """What STORY gives when nothing happens."""
+    answer = requests.post(f"{mesh.base_url}/v1/completions", json=STORY, timeout=100)
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+class Told(NamedTuple):
+    """A stream as its client saw it. `broken`: the connection ended before the stream did."""
+
+    text: str
+    broken: bool
+
+
+async def listen_to(
+    url: str, session: aiohttp.ClientSession, begun: asyncio.Semaphore | None = None
+) -> Told:
+    """Stream STORY; `begun` is released with the third piece of text."""
+    pieces: list[str] = []
+    try:
+        async with session.post(f"{url}/v1/completions", json={**STORY, "stream": True}) as answer:
+            async for line in answer.content:
+                if not line.startswith(b"data: {"):
+                    continue  # a keep-alive comment, or the end
+                chunk = json.loads(line.removeprefix(b"data: "))
+                assert "error" not in chunk
+                pieces.append(chunk["choices"][0]["text"])
+                if len(pieces) == 3 and begun is not None:
+                    begun.release()
+    except aiohttp.ClientError:
+        return Told("".join(pieces), broken=True)
+    return Told("".join(pieces), broken=False)
+
+
+async def streams_during(urls: Sequence[str], victim: Part) -> list[Told]:
+    """A stream from each of `urls`; the victim is killed once all have begun."""
+    begun = asyncio.Semaphore(0)
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(listen_to(url, session, begun)) for url in urls]
+        for _ in urls:
+            await begun.acquire()
+        victim.process.kill()
+    return [task.result() for task in tasks]
+
+
+def test_both_gateways_take_connections_at_the_one_port(whole_mesh: MeshProcess) -> None:
+    gateways = parts_of(whole_mesh, "gateway")
+    seen = {"handler": "/version"}
+    before = [gateway.total("http_requests_total", **seen) for gateway in gateways]
+    for _ in range(N_CONNECTIONS):
+        assert requests.get(f"{whole_mesh.base_url}/version", timeout=10).status_code == 200
+    taken = [
+        gateway.total("http_requests_total", **seen) - earlier
+        for gateway, earlier in zip(gateways, before, strict=True)
+    ]
+    assert sum(taken) == N_CONNECTIONS
+    assert min(taken) > 0
+
+
+async def test_each_gateway_uses_both_tokenizer_services(
+    whole_mesh: MeshProcess, undisturbed: str
+) -> None:
+    counted = "pagemesh_tokenizer_output_tokens_total"
+    tokenizers = parts_of(whole_mesh, "tokenizer")
+    for gateway in parts_of(whole_mesh, "gateway"):
+        before = [tokenizer.total(counted) for tokenizer in tokenizers]
+        async with aiohttp.ClientSession() as session:
+            told = await asyncio.gather(*(listen_to(gateway.url, session) for _ in range(4)))
+        assert told == [Told(undisturbed, broken=False)] * 4
+        after = [tokenizer.total(counted) for tokenizer in tokenizers]
+        # Two streams each: the engine is reached through either service.
+        assert after == [tokens + 2 * STORY["max_tokens"] for tokens in before]
+
+
+async def test_streams_of_a_killed_tokenizer_service_go_on_through_the_other(
+    whole_mesh: MeshProcess, undisturbed: str
+) -> None:
+    gateways = parts_of(whole_mesh, "gateway")
+    victim, survivor = parts_of(whole_mesh, "tokenizer")
+    resubmitted = "pagemesh_requests_resubmitted_total"
+    before = [gateway.total(resubmitted) for gateway in gateways]
+    refused = survivor.total("pagemesh_tokenizer_requests_refused_total")
+    told = await streams_during([gateway.url for gateway in gateways] * 2, victim)
+    assert told == [Told(undisturbed, broken=False)] * 4
+    after = [gateway.total(resubmitted) for gateway in gateways]
+    # Each gateway had one of its two streams there, and left the other where it was.
+    assert after == [requests + 1 for requests in before]
+    assert survivor.total("pagemesh_tokenizer_requests_refused_total") == refused
+    wait_until(lambda: is_whole(whole_mesh), RECOVERY_S)
+    assert victim.process.pid not in [each.pid for each in whole_mesh.all_of("tokenizer")]
+
+
+async def test_a_killed_gateway_costs_its_own_streams_alone(
+    whole_mesh: MeshProcess, undisturbed: str
+) -> None:
+    victim, survivor = parts_of(whole_mesh, "gateway")
+    told = await streams_during([victim.url, survivor.url] * 2, victim)
+    assert [each.broken for each in told] == [True, False] * 2
+    assert [each.text for each in told if not each.broken] == [undisturbed] * 2
+    # While its successor is not ready the kernel gives every connection to the other.
+    assert served_until_whole(whole_mesh)
+    assert victim.process.pid not in [each.pid for each in whole_mesh.all_of("gateway")]
+    in_flight = "pagemesh_tokenizer_requests_in_flight"
+    for tokenizer in parts_of(whole_mesh, "tokenizer"):
+        wait_until(lambda part=tokenizer: part.total(in_flight) == 0, RECOVERY_S)
+
+
+def test_another_mesh_does_not_share_the_port(whole_mesh: MeshProcess) -> None:
+    port = whole_mesh.base_url.rpartition(":")[2]
+    for flags in (TWO_OF_EACH, ()):
+        done = subprocess.run(
+            serve_command("--port", port, *flags),
+            capture_output=True,
+            text=True,
+            env=clean_environ(),
+        )
+        assert done.returncode == 2
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
