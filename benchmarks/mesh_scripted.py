@@ -2,10 +2,13 @@
 
     python benchmarks/mesh_scripted.py single [--busy]       one stream, a step takes 5 ms
     python benchmarks/mesh_scripted.py streams               256 streams at several rates of tokens
+    python benchmarks/mesh_scripted.py scale --json FILE     more gateways and tokenizer services
 
 `single` follows each token through the processes. `streams` lets the worker make tokens at each
 `--rate` (0: as fast as it can) and prints what arrived, in how many events, and the CPU time of
-each process per token. Run `pagemesh prepare` once before.
+each process per token. `scale` asks for more than one gateway can carry: at each number of
+`--gateways` with the number of `--tokenizers` at the same place, long and then short answers.
+Run `pagemesh prepare` once before.
 """
 
 from __future__ import annotations
@@ -13,34 +16,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from parts.busy import busy_cores
 from parts.client import Counts, Load
+from parts.count import count
 from parts.hops import Way, read_way
 from parts.mesh import Mesh, running_mesh
-from parts.services import python_path
+from parts.scale import Demand, Row, Shape, head_lines, row_line, rows
+
+from pagemesh.bench.environment import environment
 
 DEFAULT_RATES: Final = (20_000, 40_000, 60_000, 80_000, 100_000, 0)
 FEW_TOKENS: Final = 20
-
-
-async def count(load: Load) -> Counts:
-    """Run a client process. Raises RuntimeError when it fails."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "parts.client", msgspec.json.encode(load).decode()),
-        env={**os.environ, "PYTHONPATH": python_path()},
-        stdout=subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    if process.returncode != 0:
-        raise RuntimeError("the client failed")
-    return msgspec.json.decode(output, type=Counts)
 
 
 async def follow(args: argparse.Namespace) -> Way:
@@ -72,7 +63,7 @@ async def measure(args: argparse.Namespace, rate: int) -> None:
     such run warms everything up.
     """
     step_s = args.streams / rate if rate else 0.0
-    async with running_mesh(step_s, args.streams, None) as mesh:
+    async with running_mesh(step_s, args.streams) as mesh:
         load = Load(url=mesh.url, streams=args.streams, tokens=FEW_TOKENS, reader=args.reader)
         await spend(mesh, load)
         _, few_cpu_s = await spend(mesh, load)
@@ -104,6 +95,26 @@ def run_streams(args: argparse.Namespace) -> None:
         asyncio.run(measure(args, rate))
 
 
+async def measure_scale(args: argparse.Namespace) -> None:
+    """The file is written anew with every row: a run may be cut off."""
+    shapes = map(Shape, args.gateways, args.tokenizers)
+    demand = Demand(args.streams, args.clients, args.seconds, args.tokens, args.rate)
+    where = {"demand": demand._asdict(), "cores": os.cpu_count(), "environment": environment()}
+    measured: list[Row] = []
+    async for row in rows(shapes, demand):
+        print(row_line(row), flush=True)
+        measured.append(row)
+        if args.json is not None:
+            encoded = msgspec.json.encode({"rows": measured, **where})
+            args.json.write_bytes(msgspec.json.format(encoded, indent=1))
+
+
+def run_scale(args: argparse.Namespace) -> None:
+    print(f"{args.streams} streams at a time from {args.clients} clients, {args.seconds:g} s each")
+    print(*head_lines(), sep="\n", flush=True)
+    asyncio.run(measure_scale(args))
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     modes = parser.add_subparsers(dest="mode", required=True)
@@ -117,9 +128,26 @@ def parse() -> argparse.Namespace:
     streams.add_argument("--tokens", type=int, default=1000)
     streams.add_argument("--rates", type=int, nargs="+", default=list(DEFAULT_RATES))
     streams.set_defaults(run=run_streams)
+    add_scale(modes)
     for mode in (single, streams):
         mode.add_argument("--reader", choices=("raw", "aiohttp"), default="raw")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.mode == "scale" and len(args.gateways) != len(args.tokenizers):
+        parser.error("--gateways and --tokenizers take as many numbers each")
+    return args
+
+
+def add_scale(modes: Any) -> None:
+    scale = modes.add_parser("scale", help="more gateways and tokenizer services")
+    scale.add_argument("--gateways", type=int, nargs="+", default=[1, 2, 1, 2, 4])
+    scale.add_argument("--tokenizers", type=int, nargs="+", default=[1, 1, 2, 2, 4])
+    scale.add_argument("--streams", type=int, default=512, help="requests at a time")
+    scale.add_argument("--clients", type=int, default=4, help="client processes")
+    scale.add_argument("--seconds", type=float, default=4.0, help="for each row")
+    scale.add_argument("--tokens", type=int, nargs="+", default=[256, 16], help="of an answer")
+    scale.add_argument("--rate", type=int, default=0, help="tokens/s of the worker; 0: its most")
+    scale.add_argument("--json", type=Path, help="write every figure to this file")
+    scale.set_defaults(run=run_scale)
 
 
 def main() -> None:

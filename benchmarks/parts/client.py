@@ -12,8 +12,6 @@ import socket
 import sys
 import time
 from array import array
-from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -28,11 +26,13 @@ PROMPT: Final = "Once upon a time there was a mesh of"
 
 
 class Load(msgspec.Struct, kw_only=True):
-    """`streams` requests at once, each for `tokens` tokens."""
+    """`streams` requests at once, each for `tokens` tokens. Who has its answer within `seconds` of
+    the start asks again."""
 
     url: str
     streams: int
     tokens: int
+    seconds: float = 0.0
     reader: Literal["raw", "aiohttp"] = "raw"
 
     def body(self) -> bytes:
@@ -42,9 +42,10 @@ class Load(msgspec.Struct, kw_only=True):
 
 
 class Counts(msgspec.Struct, kw_only=True):
-    """What came. `events` are those with text; times are seconds of CLOCK_MONOTONIC. `event_s` are
-    the times of all events but the last, of a single stream only."""
+    """What came for `requests` requests. `events` are those with text; times are seconds of
+    CLOCK_MONOTONIC. `event_s` are the times of all events but the last, of a single stream only."""
 
+    requests: int
     events: int
     first_s: float
     last_s: float
@@ -95,23 +96,47 @@ class TimedStream(Stream):
         return ended
 
 
-def read_raw(load: Load, streams: Sequence[Stream]) -> None:
+class Asking:
+    """The streams of a load, in the order in which they are asked for."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.streams: list[Stream] = []
+        self._end_s = time.monotonic() + load.seconds
+
+    def begin(self) -> Stream:
+        stream = TimedStream() if self.load.streams == 1 else Stream()
+        self.streams.append(stream)
+        return stream
+
+    @property
+    def may_go_on(self) -> bool:
+        return time.monotonic() < self._end_s
+
+
+def read_raw(asking: Asking) -> None:
     """Each request on a connection of its own, which the server closes after the answer."""
-    reading = {}
-    with select.epoll() as epoll, ExitStack() as stack:
-        for stream in streams:
-            connection = stack.enter_context(ask(load))
+    reading: dict[int, tuple[socket.socket, Stream]] = {}
+    with select.epoll() as epoll:
+
+        def begin() -> None:
+            stream, connection = asking.begin(), ask(asking.load)
             reading[connection.fileno()] = connection, stream
             epoll.register(connection, select.EPOLLIN)
+
+        for _ in range(asking.load.streams):
+            begin()
         while reading:
             for fd, _ in epoll.poll():
                 connection, stream = reading[fd]
                 if data := connection.recv(READ_BYTES):
                     stream.feed(data)
-                else:
-                    stream.close()
-                    epoll.unregister(fd)
-                    del reading[fd]
+                    continue
+                stream.close()
+                del reading[fd]
+                connection.close()
+                if asking.may_go_on:
+                    begin()
 
 
 def ask(load: Load) -> socket.socket:
@@ -125,12 +150,18 @@ def ask(load: Load) -> socket.socket:
     return connection
 
 
-async def read_with_aiohttp(load: Load, streams: Sequence[Stream]) -> None:
+async def read_with_aiohttp(asking: Asking) -> None:
     """All requests on one session, as applications do."""
     timeout = aiohttp.ClientTimeout(total=None)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        await asyncio.gather(*(read_one(load, stream, session) for stream in streams))
+        await asyncio.gather(*(read_on(asking, session) for _ in range(asking.load.streams)))
+
+
+async def read_on(asking: Asking, session: aiohttp.ClientSession) -> None:
+    await read_one(asking.load, asking.begin(), session)
+    while asking.may_go_on:
+        await read_one(asking.load, asking.begin(), session)
 
 
 async def read_one(load: Load, stream: Stream, session: aiohttp.ClientSession) -> None:
@@ -144,16 +175,17 @@ async def read_one(load: Load, stream: Stream, session: aiohttp.ClientSession) -
 
 
 def run(load: Load) -> Counts:
-    timed = load.streams == 1
-    streams = [TimedStream() if timed else Stream() for _ in range(load.streams)]
+    asking = Asking(load)
     started_s = time.process_time()
     if load.reader == "raw":
-        read_raw(load, streams)
+        read_raw(asking)
     else:
-        uvloop.run(read_with_aiohttp(load, streams))
+        uvloop.run(read_with_aiohttp(asking))
+    streams = asking.streams
     for stream in streams:
         assert stream.status.endswith(b"200"), stream.status
     return Counts(
+        requests=len(streams),
         events=sum(stream.text_events for stream in streams),
         first_s=min(stream.first_s for stream in streams),
         last_s=max(stream.last_s for stream in streams),

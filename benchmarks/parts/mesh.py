@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import aiohttp
 import psutil
 
-from pagemesh.children import service_spec
+from pagemesh.children import service_specs
+from pagemesh.readiness import wait_until_ready
 from pagemesh.shared.settings import (
     GatewaySettings,
     LogSettings,
@@ -25,10 +25,9 @@ from parts import probe, scripted_worker
 from parts.cpu_time import cpu_s
 from parts.services import (
     BENCHMARKS,
-    POLL_S,
     free_port,
+    processes_by_service,
     python_path,
-    service_processes,
     supervised,
 )
 
@@ -42,40 +41,54 @@ class Mesh(NamedTuple):
     """A running mesh, ready. `processes` by service."""
 
     url: str
-    processes: dict[str, psutil.Process]
+    processes: dict[str, list[psutil.Process]]
 
     def cpu_s(self) -> dict[str, float]:
         """User and system seconds of each service until now."""
-        return cpu_s(self.processes)
+        return {service: sum(spent_s) for service, spent_s in self.cpu_s_of_each().items()}
+
+    def cpu_s_of_each(self) -> dict[str, list[float]]:
+        """Of each process."""
+        return {
+            service: list(cpu_s(dict(enumerate(processes))).values())
+            for service, processes in self.processes.items()
+        }
 
 
 @asynccontextmanager
-async def running_mesh(step_s: float, max_num_seqs: int, trace: Path | None) -> AsyncIterator[Mesh]:
+async def running_mesh(
+    step_s: float,
+    max_num_seqs: int,
+    trace: Path | None = None,
+    *,
+    gateways: int = 1,
+    tokenizers: int = 1,
+) -> AsyncIterator[Mesh]:
     """Steps take `step_s`. With a `trace` folder, every service writes its probe there at its end.
 
     The prepared folder of the default model must exist (`pagemesh prepare`).
     """
-    async with supervised(_settings(max_num_seqs)) as (settings, supervisor):
+    asked = _settings(max_num_seqs, gateways, tokenizers)
+    async with supervised(asked) as (settings, supervisor):
         for service in SERVICES:
-            supervisor.start(_spec(service, settings, step_s, trace))
-        url = f"http://127.0.0.1:{settings.gateway.port}"
-        await first(supervisor.watch(), until_ready(url, READY_TIMEOUT_S))
+            specs = service_specs(service, settings)
+            supervisor.start(*(_scripted(spec, service, step_s, trace) for spec in specs))
+        await first(supervisor.watch(), _until_ready(settings))
         supervisor.mark_ready()
-        yield Mesh(url, service_processes(SERVICES))
+        url = f"http://127.0.0.1:{settings.gateway.port}"
+        yield Mesh(url, processes_by_service(SERVICES))
 
 
-def _settings(max_num_seqs: int) -> Settings:
-    port = free_port()
+def _settings(max_num_seqs: int, gateways: int, tokenizers: int) -> Settings:
     return Settings(
         scheduler=SchedulerSettings(max_num_seqs=max_num_seqs),
-        gateway=GatewaySettings(port=port),
-        mesh=MeshSettings(mesh_secret="benchmark"),
+        gateway=GatewaySettings(port=free_port()),
+        mesh=MeshSettings(mesh_secret="benchmark", gateways=gateways, tokenizers=tokenizers),
         log=LogSettings(log_level="error", log_format="human"),
     )
 
 
-def _spec(service: str, settings: Settings, step_s: float, trace: Path | None) -> ChildSpec:
-    spec = service_spec(service, settings)
+def _scripted(spec: ChildSpec, service: str, step_s: float, trace: Path | None) -> ChildSpec:
     environ = {
         **spec.environ,
         "PYTHONPATH": python_path(),
@@ -95,14 +108,7 @@ def _command(service: str, spec: ChildSpec, trace: Path | None) -> tuple[str, ..
     return spec.command
 
 
-async def until_ready(url: str, timeout_s: float) -> None:
+async def _until_ready(settings: Settings) -> None:
     """Raises TimeoutError."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(timeout_s):
-        while True:
-            try:
-                async with session.get(f"{url}/ready") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(POLL_S)
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        await wait_until_ready(settings)

@@ -27,8 +27,8 @@ from pagemesh.supervisor import ChildSpec, first
 from parts import traced_worker
 from parts.cpu_time import cpu_s
 from parts.load_command import load_command
-from parts.mesh import SERVICES, until_ready
-from parts.services import free_port, python_path, service_processes, supervised
+from parts.mesh import SERVICES
+from parts.services import POLL_S, free_port, python_path, service_processes, supervised
 from parts.step_notes import Failed, Outcome, PlainSteps, Task
 from parts.traced_worker import Order, Plan, Standing
 
@@ -119,10 +119,23 @@ async def _running(settings: Settings, how: Observation) -> AsyncIterator[Profil
         for service in SERVICES:
             supervisor.start(_spec(service, settings, plan))
         url = f"http://127.0.0.1:{gateway.port}"
-        await first(supervisor.watch(), until_ready(url, _READY_TIMEOUT_S))
+        await first(supervisor.watch(), _until_ready(url))
         supervisor.mark_ready()
         worker_url = f"http://{mesh.service_host}:{plan.port}"
         yield ProfiledMesh(url, worker_url, service_processes(SERVICES))
+
+
+async def _until_ready(url: str) -> None:
+    """Raises TimeoutError."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(_READY_TIMEOUT_S):
+        while True:
+            try:
+                async with session.get(f"{url}/ready") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(POLL_S)
 
 
 def _spec(service: str, settings: Settings, plan: Plan) -> ChildSpec:

@@ -68,7 +68,11 @@ def python_path() -> str:
 
 
 def service_processes(services: Iterable[str]) -> dict[str, psutil.Process]:
+    """Of the children of this process; each service has one."""
+    return {service: one for service, [one] in processes_by_service(services).items()}
+
+
+def processes_by_service(services: Iterable[str]) -> dict[str, list[psutil.Process]]:
     """Of the children of this process: a service's name is its last argument."""
-    children = psutil.Process().children(recursive=True)
-    by_name = {child.cmdline()[-1]: child for child in children}
-    return {service: by_name[service] for service in services}
+    children = [(child.cmdline()[-1], child) for child in psutil.Process().children(recursive=True)]
+    return {service: [child for name, child in children if name == service] for service in services}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -50,3 +51,23 @@ def test_streams_are_counted_and_their_tokens_paid_for(
     assert re.findall(r"(\w+) \d+\.\d\d", line) == [
         *("worker", "scheduler", "tokenizer", "gateway", "client", "together")
     ]
+
+
+def test_every_process_of_every_shape_has_its_figures(smollm2_folder: Path, tmp_path: Path) -> None:
+    assert smollm2_folder.is_dir()
+    shapes = ("--gateways", "1", "2", "--tokenizers", "2", "1")
+    load = ("--streams", "24", "--clients", "2", "--seconds", "1", "--tokens", "20", "4")
+    lines = run(tmp_path, "scale", *shapes, *load, "--json", "scale.json")
+    rows = json.loads((tmp_path / "scale.json").read_text())["rows"]
+    assert [(*row["shape"], row["tokens"]) for row in rows] == [
+        *((1, 2, 20), (1, 2, 4), (2, 1, 20), (2, 1, 4))
+    ]
+    for row, line in zip(rows, lines[3:], strict=True):
+        gateways, tokenizers = row["shape"]
+        processes = {service: len(shares) for service, shares in row["shares"].items()}
+        expected = {"tokenizer": tokenizers, "gateway": gateways, "client": 2}
+        assert processes == {"worker": 1, "scheduler": 1, **expected}
+        assert all(sum(shares) > 0 for shares in row["shares"].values())
+        assert row["tokens_per_s"] == pytest.approx(row["requests_per_s"] * row["tokens"])
+        assert 0 < row["events_per_token"] <= 1
+        assert line.split()[3] == f"{row['tokens_per_s']:.0f}"
