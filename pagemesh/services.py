@@ -40,22 +40,31 @@ def run_service(service: str, settings: Settings) -> None:
 def _run_gateway(settings: Settings) -> None:
     from pagemesh.gateway.service import GatewayService, middlewares
 
-    gateway, shares_port = settings.gateway, settings.mesh.gateways > 1
-    if shares_port and gateway.port == 0:
-        raise SettingsError(
-            f"--gateways {settings.mesh.gateways} share one port, so --port 0, which takes any "
-            "free one, will not do",
-            key="port",
-        )
+    gateway = settings.gateway
+    port, shared_port = _gateway_ports(settings)
     _run(
         "gateway",
         settings,
         GatewayService,
-        address=(gateway.host, gateway.port),
-        shares_port=shares_port,
+        address=(gateway.host, port),
+        shared_port=shared_port,
         tls=_tls(gateway),
         middlewares=middlewares(settings),
     )
+
+
+def _gateway_ports(settings: Settings) -> tuple[int, int | None]:
+    """Its own port, and the one it shares with other gateways. Raises SettingsError."""
+    n_gateways, port = settings.mesh.gateways, settings.gateway.port
+    if n_gateways == 1:
+        return port, None
+    if port == 0:
+        raise SettingsError(
+            f"--gateways {n_gateways} share one port, so --port 0, which takes any free one, "
+            "will not do",
+            key="port",
+        )
+    return settings.mesh.service_port, port
 
 
 def _run_inner(service: str, settings: Settings) -> None:
@@ -71,7 +80,7 @@ def _run(
     build: BuildService,
     *,
     address: tuple[str, int],
-    shares_port: bool = False,
+    shared_port: int | None = None,
     tls: ssl.SSLContext | None = None,
     middlewares: Sequence[Middleware] = (),
 ) -> None:
@@ -82,7 +91,7 @@ def _run(
         build,
         host=host,
         port=port,
-        shares_port=shares_port,
+        shared_port=shared_port,
         tls=tls,
         middlewares=middlewares,
     )

@@ -88,15 +88,15 @@ async def serve(
     *,
     host: str,
     port: int,
-    shares_port: bool = False,
+    shared_port: int | None = None,
     tls: ssl.SSLContext | None = None,
     middlewares: Sequence[Middleware] = (),
 ) -> None:
     """Run one service until SIGTERM or SIGINT.
 
-    If it `shares_port` with other processes, it takes connections there while it can serve them,
-    and is announced, measured and asked for its health at a free port of its own, which has the
-    same routes. Raises StartupError when the port is busy or Redis cannot be reached.
+    It is announced at `port` (0: a free one). With a `shared_port` it takes connections there too,
+    beside other processes, while it can serve them. Raises StartupError when a port is busy or
+    Redis cannot be reached.
     """
     async with AsyncExitStack() as stack:
         registry = await _open_registry(settings, stack)
@@ -112,8 +112,8 @@ async def serve(
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        sharing = stack.enter_context(_shared(host, port)) if shares_port else None
-        address = await _listen(runner, host, 0 if shares_port else port, tls)
+        sharing = stack.enter_context(_shared(host, shared_port)) if shared_port else None
+        address = await _listen(runner, host, port, tls)
         announced = _announced(address, settings.mesh.redis_url or "")
         instance = Instance(service, runtime.instance_id, announced, runtime.epoch)
         log.info("listening", service=service, address=address, instance=runtime.instance_id)

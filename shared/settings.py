@@ -163,15 +163,18 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = ""
     gateways: Annotated[
-        Count, _meta("Gateways of pagemesh serve; they share the port (SO_REUSEPORT)")
+        Count, _meta("Gateways that pagemesh serve starts; they share the port (SO_REUSEPORT)")
     ] = 1
-    tokenizers: Annotated[Count, _meta("Tokenizer services of pagemesh serve")] = 1
+    tokenizers: Annotated[Count, _meta("Tokenizer services that pagemesh serve starts")] = 1
     service_host: Annotated[str, _meta("Address inner services listen on and announce")] = (
         "127.0.0.1"
     )
     service_port: Annotated[
         int,
-        _meta("Port of an inner service; 0 takes a free one, as pagemesh serve must"),
+        _meta(
+            "Port of an inner service, and a gateway's own if it shares --port with others; 0 "
+            "takes a free one, as pagemesh serve must"
+        ),
         Meta(ge=0, le=65535),
     ] = 0
     drain_timeout_s: Annotated[

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from mesh_process import free_port
 
 from pagemesh.shared.registry import Registry
 
@@ -51,6 +52,20 @@ async def test_tls_with_the_files_of_the_settings(
             assert response.status == 200
         with pytest.raises(aiohttp.ClientError):
             await session.get(f"http://{address}/version")
+
+
+async def test_a_gateway_that_shares_its_port_is_found_at_the_service_port(
+    redis_url: str, mesh_name: str
+) -> None:
+    shared, own = str(free_port()), str(free_port())
+    flags = ("--gateways", "2", "--port", shared, "--service-port", own)
+    async with (
+        gateway_process(redis_url, mesh_name, *flags) as address,
+        aiohttp.ClientSession() as session,
+    ):
+        assert address == f"127.0.0.1:{own}"
+        async with session.get(f"http://{address}/version") as response:
+            assert response.status == 200
 
 
 def test_another_host_needs_a_key(redis_url: str) -> None:

@@ -70,8 +70,8 @@ class Running:
                 settings,
                 self._build,
                 host="127.0.0.1",
-                port=shared_port or 0,
-                shares_port=shared_port is not None,
+                port=0,
+                shared_port=shared_port,
             )
         )
 
@@ -210,7 +210,7 @@ async def test_a_port_that_somebody_does_not_share_is_one_sentence(settings: Set
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"127.0.0.1:{port}: Address already in use"):
-            await serve("worker", settings, Core, host="127.0.0.1", port=port, shares_port=True)
+            await serve("worker", settings, Core, host="127.0.0.1", port=0, shared_port=port)
 
 
 async def test_a_missing_redis_is_one_sentence_without_the_password() -> None:
