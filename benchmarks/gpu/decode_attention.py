@@ -150,8 +150,8 @@ def row_text(cell: Cell, us: float, pool: Pool, copied_bytes_s: float) -> str:
 
 
 def sharing(config: DecodeConfig) -> dict[str, DecodeConfig]:
-    """By the most query heads that are computed together; with 1 each row is by itself."""
-    return {str(n): replace(config, shared_query_heads=n) for n in (1, 16, 32)}
+    """Each row by itself, and those with the same pages together."""
+    return {"alone": replace(config, share=False), "together": config}
 
 
 def plan_text(cell: Cell, heads: Heads, pool: Pool) -> str:

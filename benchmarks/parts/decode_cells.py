@@ -161,7 +161,7 @@ def tuned(heads: Heads) -> DecodeConfig:
 
 def alone(config: DecodeConfig) -> DecodeConfig:
     """Each row is computed by itself."""
-    return replace(config, shared_query_heads=1)
+    return replace(config, share=False)
 
 
 def plan_us(cell: Cell, heads: Heads, pool: Pool, config: DecodeConfig) -> float:

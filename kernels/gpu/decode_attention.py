@@ -11,7 +11,7 @@ matrix product have one order, wherever it stands.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import torch
 import triton
@@ -20,29 +20,22 @@ from torch import Tensor
 
 from pagemesh.kernels.gpu.decode_chunk import Caches, Item, Queries, attend, pages_of, query_of
 from pagemesh.kernels.gpu.decode_combine import Parts, Result, Stored, arrive, chunks_at_once, keep
-from pagemesh.kernels.gpu.decode_plan import DecodeConfig, Heads, plan_decode
+from pagemesh.kernels.gpu.decode_plan import QUERY_HEADS, DecodeConfig, Heads, plan_decode
 from pagemesh.kernels.gpu.decode_share import ITEM_FIELDS
 from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
 _LOG2_E: Final = 1.4426950408889634
-# The fewest rows of a matrix product on tensor cores.
-_MIN_ROWS: Final = 16
 # Bounds of DecodeConfig.max_chunks.
 _FEWEST_CHUNKS: Final = 8
 _MOST_CHUNKS: Final = 64
 # By the padded head dimension and an element's bytes. A tile of K is 8 to 16 KiB, and 227 KiB of
 # shared memory hold the buffers of all programs. Those of 128 in 16 bits were measured by
-# benchmarks/gpu/decode_attention.py on an H200, where groups of 2 and of 4 prefer the same. 32
-# shared query heads fit a thread's registers up to a head dimension of 128 in 16 bits.
+# benchmarks/gpu/decode_attention.py on an H200, where groups of 2 and of 4 prefer the same.
 _TUNED: Final = {
-    (64, 2): DecodeConfig(
-        tile_tokens=64, chunk_tokens=512, programs_per_sm=4, shared_query_heads=32
-    ),
-    (128, 2): DecodeConfig(
-        tile_tokens=32, chunk_tokens=512, programs_per_sm=4, shared_query_heads=32
-    ),
+    (64, 2): DecodeConfig(tile_tokens=64, chunk_tokens=512, programs_per_sm=4),
+    (128, 2): DecodeConfig(tile_tokens=32, chunk_tokens=512, programs_per_sm=4),
     (256, 2): DecodeConfig(tile_tokens=32, programs_per_sm=3),
     (64, 4): DecodeConfig(tile_tokens=32, programs_per_sm=4),
     (128, 4): DecodeConfig(tile_tokens=32, programs_per_sm=3),
@@ -51,10 +44,10 @@ _TUNED: Final = {
 
 
 def choose_config(heads: Heads, dtype: torch.dtype, n_multiprocessors: int) -> DecodeConfig:
-    """The tuned configuration of a layer. A lone long row is cut into two to four pairs of chunk
-    and KV head for each multiprocessor."""
+    """The tuned configuration of a layer. A lone long row is cut into one to two pairs of chunk and
+    KV head for each multiprocessor."""
     padded = max(64, next_power_of_2(heads.head_dim))
-    max_chunks = -(-4 * n_multiprocessors // heads.n_kv_heads)
+    max_chunks = -(-2 * n_multiprocessors // heads.n_kv_heads)
     return replace(
         _TUNED[padded, dtype.itemsize],
         max_chunks=min(_MOST_CHUNKS, max(_FEWEST_CHUNKS, max_chunks)),
@@ -89,7 +82,6 @@ def decode_attention(
     config = config or choose_config(heads, q.dtype, multiprocessors())
     plan = plan_decode(inputs, heads, block_tokens, window, config)
     tables = inputs.block_tables
-    alone = max(_MIN_ROWS, next_power_of_2(heads.group))
     _decode_kernel[(config.programs,)](
         q,
         k_cache,
@@ -97,7 +89,7 @@ def decode_attention(
         out,
         tables,
         plan.items,
-        plan.n_inner,
+        plan.n_items,
         plan.n_chunks,
         plan.arrived,
         plan.sums,
@@ -105,8 +97,6 @@ def decode_attention(
         scale * _LOG2_E,
         plan.peaks.stride(0),
         plan.max_chunks,
-        n_rows,
-        inputs.counts,
         tables.stride(0),
         q.stride(0),
         q.stride(1),
@@ -117,9 +107,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         PAGE_BITS=block_tokens.bit_length() - 1,
         MEMBERS=plan.max_members,
-        COUNTED=inputs.counts is not None,
-        M=alone,
-        M_SHARED=max(alone, plan.max_members * next_power_of_2(heads.group)),
+        M=max(QUERY_HEADS, next_power_of_2(heads.group)),
         G=next_power_of_2(heads.group),
         D=next_power_of_2(head_dim),
         TILE=config.tile_tokens,
@@ -134,18 +122,7 @@ def decode_attention(
     return out
 
 
-class Work(NamedTuple):
-    """See DecodePlan."""
-
-    items: Any
-    n_shared: Any
-    n_single: Any
-    n_rows: Any
-    last: Any
-    """Where the first of the single ones is."""
-
-
-@kernel(do_not_specialize=["peaks_stride", "max_chunks", "n_rows", "table_stride"])
+@kernel(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])
 def _decode_kernel(
     q,
     k_cache,
@@ -153,7 +130,7 @@ def _decode_kernel(
     out,
     tables,
     items,
-    n_inner,
+    n_items,
     n_chunks,
     arrived,
     sums,
@@ -161,8 +138,6 @@ def _decode_kernel(
     scale,
     peaks_stride,
     max_chunks,
-    n_rows,
-    counts,
     table_stride,
     q_stride,
     q_head_stride,
@@ -173,9 +148,7 @@ def _decode_kernel(
     HEAD_DIM: tl.constexpr,
     PAGE_BITS: tl.constexpr,
     MEMBERS: tl.constexpr,
-    COUNTED: tl.constexpr,
     M: tl.constexpr,
-    M_SHARED: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     TILE: tl.constexpr,
@@ -183,9 +156,9 @@ def _decode_kernel(
     AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`scale` includes log2(e): weights are powers of two. MEMBERS: the most rows of an item; M,
-    M_SHARED: rows of the matrix product for one row and for several; G, D: GROUP and HEAD_DIM
-    padded; COLUMNS: the most chunks of a row, padded; AT_ONCE: chunks whose sums are read together.
+    """`scale` includes log2(e): weights are powers of two. MEMBERS: the most rows of an item; M:
+    rows of the matrix product; G, D: GROUP and HEAD_DIM padded; COLUMNS: the most chunks of a row,
+    padded; AT_ONCE: chunks whose sums are read together.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -194,57 +167,16 @@ def _decode_kernel(
     result = Result(out, out_stride, out_head_stride)
     caches = Caches(k_cache, v_cache, tables, table_stride)
     queries = Queries(q, q_stride, q_head_stride)
-    last = n_rows * max_chunks - 1
-    if COUNTED:
-        n_rows = tl.load(counts + 1)
-    n_shared = tl.load(n_inner)
-    work = Work(items, n_shared, tl.load(n_inner + 1), n_rows, last)
     pair = tl.program_id(0)
-    if MEMBERS > 1:
-        pair = _walk(
-            pair, n_shared * N_KV_HEADS, work, queries, caches, parts, result, scale,
-            N_KV_HEADS, GROUP, HEAD_DIM, PAGE_BITS, MEMBERS, MEMBERS, M_SHARED, G, D, TILE, COLUMNS,
-            AT_ONCE,
-        )  # fmt: skip
-    n_pairs = (n_shared + work.n_single + n_rows) * N_KV_HEADS
-    _walk(
-        pair, n_pairs, work, queries, caches, parts, result, scale,
-        N_KV_HEADS, GROUP, HEAD_DIM, PAGE_BITS, MEMBERS, 1, M, G, D, TILE, COLUMNS, AT_ONCE,
-    )  # fmt: skip
-
-
-@triton.jit
-def _walk(
-    pair,
-    end,
-    work,
-    queries,
-    caches,
-    parts,
-    result,
-    scale,
-    N_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_BITS: tl.constexpr,
-    ROOM: tl.constexpr,
-    MEMBERS: tl.constexpr,
-    M: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-):
-    """This program's pairs from `pair` to `end`, of items of up to MEMBERS rows; its next pair."""
-    item = _item(work, pair // N_KV_HEADS, ROOM)
+    item = _item(items, pair // N_KV_HEADS, MEMBERS)
+    n_pairs = tl.load(n_items) * N_KV_HEADS
     # Of the pair before: what it stored is counted when the next is computed. By then the stores
     # are through, and the release need not wait for them.
     stored = Stored(item.row, item.rows, 0, 0)
-    while pair < end:
+    while pair < n_pairs:
         # Read ahead: an item is there when its turn comes.
         next_pair = pair + tl.num_programs(0)
-        next_item = _item(work, next_pair // N_KV_HEADS, ROOM)
+        next_item = _item(items, next_pair // N_KV_HEADS, MEMBERS)
         head = pair % N_KV_HEADS
         query = query_of(queries, item, head, GROUP, HEAD_DIM, MEMBERS, M, G, D)
         pages = pages_of(caches, item, head, N_KV_HEADS, HEAD_DIM, PAGE_BITS)
@@ -259,16 +191,12 @@ def _walk(
         stored = Stored(item.row, item.rows, tl.where(item.chunk < 0, 0, item.n_rows), head)
         pair, item = next_pair, next_item
     arrive(stored, parts, result, N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE)
-    return pair
 
 
 @triton.jit
-def _item(work, number, ROOM: tl.constexpr):
-    """Of the list in the order of work; there is room for what is read past the end."""
-    behind = number - work.n_shared
-    alone = tl.where(behind < work.n_single, work.last - behind, behind - work.n_single)
-    place = tl.where(behind < 0, work.n_rows + number, alone)
-    item = work.items + place * (ITEM_FIELDS + ROOM)
+def _item(items, number, MEMBERS: tl.constexpr):
+    """There is room for what is read past the end."""
+    item = items + number * (ITEM_FIELDS + MEMBERS)
     return Item(
         tl.load(item + ITEM_FIELDS),
         item + ITEM_FIELDS,

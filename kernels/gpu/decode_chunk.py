@@ -48,12 +48,19 @@ class Pages(NamedTuple):
 def query_rows(item, GROUP: tl.constexpr, MEMBERS: tl.constexpr, M: tl.constexpr, G: tl.constexpr):
     """Of the M rows of a matrix product: the batch's row, the head in its group, whether it
     exists."""
-    m = tl.arange(0, M)
-    row, head, exists = item.row, m, m < GROUP
+    member, head = tl.arange(0, M) // G, tl.arange(0, M) % G
+    row = members_of(item, member, MEMBERS)
+    return row.to(tl.int64), head, (member < item.n_rows) & (head < GROUP)
+
+
+@triton.jit
+def members_of(item, member, MEMBERS: tl.constexpr):
+    """Rows of an item. The first is at hand; nobody waits for the others where there are none."""
+    row = item.row + tl.zeros_like(member)
     if MEMBERS > 1:
-        head, is_row = m % G, m // G < item.n_rows
-        row, exists = tl.load(item.rows + m // G, mask=is_row, other=0), is_row & (head < GROUP)
-    return row.to(tl.int64), head, exists
+        others = (member > 0) & (member < item.n_rows)
+        row = tl.where(others, tl.load(item.rows + member, mask=others, other=0), row)
+    return row
 
 
 @triton.jit
@@ -108,7 +115,7 @@ def attend(
 ):
     """Of query [M, D] over tokens start … stop of a row: values weighted by exp2(score - peak)
     [M, D], the peaks [M] and the sums of weights [M]. The bits of one of the M do not depend on
-    M."""
+    where it stands."""
     d = tl.arange(0, D)
     acc = tl.zeros([M, D], tl.float32)
     peak = tl.full([M], float("-inf"), tl.float32)
@@ -137,14 +144,7 @@ def attend(
         peak = higher
         # Read ahead: the loads of the next tile wait for nothing.
         page = _pages(pages.table, first + TILE, offset, start, stop, PAGE_BITS)
-    return acc, peak, _sum_by_pairs(weights, M, TILE)
-
-
-@triton.jit
-def _sum_by_pairs(values, M: tl.constexpr, N: tl.constexpr):
-    """Sums [M] of values [M, N], in one order however threads hold them."""
-    pairs = tl.sum(tl.reshape(values, [M, N // 2, 2]), 2)
-    return tl.reshape(pairs, [M]) if N == 2 else _sum_by_pairs(pairs, M, N // 2)
+    return acc, peak, tl.sum(weights, 1)
 
 
 @triton.jit

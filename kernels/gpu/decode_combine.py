@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.gpu.decode_chunk import query_rows
+from pagemesh.kernels.gpu.decode_chunk import members_of, query_rows
 from pagemesh.kernels.gpu.decode_plan import Heads
 from pagemesh.kernels.gpu.launch import next_power_of_2
 
 
 class Stored(NamedTuple):
-    """Parts of rows that are not counted yet."""
+    """Parts of rows that are not counted yet: see Item."""
 
     row: Any
     rows: Any
@@ -98,9 +98,7 @@ def arrive(
     if stored.n_rows > 0:
         member = tl.arange(0, MEMBERS)
         counted = member < stored.n_rows
-        rows = stored.row + member
-        if MEMBERS > 1:
-            rows = tl.load(stored.rows + member, mask=counted, other=0)
+        rows = members_of(stored, member, MEMBERS)
         n_chunks = tl.load(parts.n_chunks + rows, mask=counted, other=0)
         slots = rows * N_KV_HEADS + stored.head
         # All threads' stores come before the one thread's release …

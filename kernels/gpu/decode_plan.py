@@ -20,8 +20,8 @@ from pagemesh.kernels.inputs import AttentionInputs
 
 # 32-bit registers of a multiprocessor, of every card since Kepler.
 _REGISTERS: Final = 65536
-# Rows of an item: those that are complete are bits of one word.
-_MOST_MEMBERS: Final = 32
+QUERY_HEADS: Final = 16
+"""The fewest rows of a matrix product on tensor cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class DecodeConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs_per_sm: int = 3
-    shared_query_heads: int = 16
-    """Rows with the same pages are computed together, so many query heads of a KV head at a time (a
-    power of two); with 1 each row is computed by itself."""
+    share: bool = True
+    """Whether rows with the same pages are computed together: as many as the rows of a matrix
+    product hold, which those of one row do not fill."""
 
     def chunks(self, tokens: int) -> int:
         """The most chunks that a row of up to `tokens` tokens is cut into."""
@@ -49,7 +49,7 @@ class DecodeConfig:
 
     def max_members(self, group: int) -> int:
         """The most rows that are computed together."""
-        return max(1, min(_MOST_MEMBERS, self.shared_query_heads // next_power_of_2(group)))
+        return max(1, QUERY_HEADS // next_power_of_2(group)) if self.share else 1
 
     @property
     def programs(self) -> int:
@@ -83,13 +83,11 @@ class DecodePlan:
 
     items: Tensor
     """int32[rows * max_chunks + room to read ahead, 4 + max_members]: first token, token after the
-    last, the chunk's number in the row (-1 if it has no other), how many rows, and these. Items of
-    several rows come first, then chunks of one row, then the last chunk of every row: what is
-    shorter fills the gaps at the end. Within each, the first chunks of 16 rows come about first,
-    then their second …. The last chunks are kept at place 0, items of several rows behind them, and
-    those of one row from place rows * max_chunks - 1 down."""
-    n_inner: Tensor
-    """int32[2]: items of several rows and of one, the last chunks of rows aside."""
+    last, the chunk's number in the row (-1 if it has no other), how many rows, and these. Item r is
+    the last chunk of row r; the others follow in about this order: the first chunks of 16 rows,
+    then their second …"""
+    n_items: Tensor
+    """int32[1]."""
     n_chunks: Tensor
     """int32[rows]."""
     leaders: Tensor
@@ -122,7 +120,7 @@ class DecodePlan:
         room = rows * max_chunks + cdiv(programs, heads.n_kv_heads)
         return cls(
             items=ints(room, ITEM_FIELDS + max_members),
-            n_inner=ints(2),
+            n_items=ints(1),
             n_chunks=ints(rows),
             leaders=ints(max_chunks - 1, rows),
             arrived=ints(rows, heads.n_kv_heads),
@@ -169,7 +167,7 @@ def _new_plan(
         inputs.seq_lens,
         inputs.block_tables,
         plan.items,
-        plan.n_inner,
+        plan.n_items,
         plan.n_chunks,
         plan.leaders,
         plan.arrived,
@@ -186,11 +184,10 @@ def _new_plan(
     group_kernel[(blocks, columns)](
         inputs.seq_lens,
         plan.items,
-        plan.n_inner,
+        plan.n_items,
         plan.n_chunks,
         plan.leaders,
         cdiv(config.programs, heads.n_kv_heads),
-        rows * max_chunks - 1,
         *cut,
         MEMBERS=max_members,
         COUNTED=counted,

@@ -51,7 +51,7 @@ def match_kernel(
     seq_lens,
     tables,
     items,
-    n_inner,
+    n_items,
     n_chunks,
     leaders,
     arrived,
@@ -79,7 +79,7 @@ def match_kernel(
     cut = Cut(seq_lens, n_rows, window, chunk_tokens, most_chunks)
     first, size, n_mine = _chunks(cut, rows)
     if tl.program_id(1) == 0:
-        tl.store(n_inner + tl.arange(0, 2), 0)
+        tl.store(n_items, n_rows)
         is_row = rows < n_rows
         tl.store(n_chunks + rows, n_mine, mask=is_row)
         chunk = n_mine - 1
@@ -136,15 +136,14 @@ def _equal_pages(tables, table_stride, rows, others, start, size, PAGE_BITS: tl.
     return tl.max(tl.where(differ != 0, 1, 0), 1) == 0
 
 
-@kernel(do_not_specialize=["full_card", "last", *_RUN_TIME])
+@kernel(do_not_specialize=["full_card", *_RUN_TIME])
 def group_kernel(
     seq_lens,
     items,
-    n_inner,
+    n_items,
     n_chunks,
     leaders,
     full_card,
-    last,
     n_rows,
     counts,
     window,
@@ -154,9 +153,8 @@ def group_kernel(
     COUNTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The items of all chunks but the last of ROWS rows: those of several rows from place n_rows
-    up, those of one row from place `last` down. `full_card`: items that give each program of the
-    decode attention something to do."""
+    """The items of all chunks but the last of ROWS rows. `full_card`: items that give each program
+    of the decode attention something to do."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -168,20 +166,19 @@ def group_kernel(
     if tl.program_id(1) < n_columns:
         members = _members(n_chunks, n_rows, full_card, MEMBERS)
         for column in range(tl.program_id(1), n_columns, tl.num_programs(1)):
-            alone = column < n_mine - 1
-            start = first + column * size
+            leads, n_listed = column < n_mine - 1, tl.full([ROWS], 1, tl.int32)
             if MEMBERS > 1:
                 alike = Alike(leaders + column * n_rows, n_chunks, column, n_rows)
-                leader = tl.load(alike.leaders + rows, mask=alone, other=-1)
+                leader = tl.load(alike.leaders + rows, mask=leads, other=-1)
                 before, after = _count(alike, rows, leader)
-                leads = alone & (before % members == 0)
+                leads = leads & (before % members == 0)
                 n_listed = tl.minimum(after, members)
-                alone, together = leads & (n_listed == 1), leads & (n_listed > 1)
-                item = items + (n_rows + _take(n_inner, together)) * (ITEM_FIELDS + MEMBERS)
-                _write_item(item, start, start + size, column, n_listed, rows, together)
-                _list(item + ITEM_FIELDS, alike, rows, tl.where(together, leader, -1), members)
-            item = items + (last - _take(n_inner + 1, alone)) * (ITEM_FIELDS + MEMBERS)
-            _write_item(item, start, start + size, column, 1, rows, alone)
+            item = items + _take(n_items, leads) * (ITEM_FIELDS + MEMBERS)
+            start = first + column * size
+            _write_item(item, start, start + size, column, n_listed, rows, leads)
+            if MEMBERS > 1:
+                listing = tl.where(leads & (n_listed > 1), leader, -1)
+                _list(item + ITEM_FIELDS, alike, rows, listing, members)
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from pagemesh.kernels.inputs import AttentionInputs
 
 ON_CARD = torch.cuda.is_available()
 DEVICE = "cuda" if ON_CARD else "cpu"
-SMALL = DecodeConfig(tile_tokens=16, chunk_tokens=32, max_chunks=4, shared_query_heads=32)
+SMALL = DecodeConfig(tile_tokens=16, chunk_tokens=32, max_chunks=4)
 SHAPE = Shape(n_kv_heads=2, group=4, head_dim=16, block_tokens=16)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
@@ -96,9 +96,7 @@ class Item(NamedTuple):
 def items_of(plan: DecodePlan) -> tuple[list[Item], list[Item]]:
     """Chunks that are not the last of their rows, and those that are."""
     n_rows = len(plan.n_chunks)
-    n_shared, n_single = plan.n_inner.tolist()
-    last = n_rows * plan.max_chunks - 1
-    places = [*range(n_rows, n_rows + n_shared), *range(last, last - n_single, -1)]
+    places = list(range(n_rows, int(plan.n_items)))
     both = []
     for chosen in (places, list(range(n_rows))):
         items = [plan.items[place].tolist() for place in chosen]
@@ -181,7 +179,6 @@ def steps(draw: st.DrawFn) -> Drawn:
     )
     config = replace(
         SMALL,
-        shared_query_heads=draw(st.sampled_from([16, 32])),
         programs_per_sm=draw(st.sampled_from([1, 4])),
     )
     lengths = draw(st.lists(st.integers(0, 160), min_size=1, max_size=4))
@@ -206,7 +203,7 @@ def test_any_sharing(drawn):
     check_plan(step, config)
     result = step.attend(config)
     assert step.error(result) < TOLERANCE[torch.float32]
-    assert torch.equal(result, step.attend(replace(config, shared_query_heads=1)))
+    assert torch.equal(result, step.attend(replace(config, share=False)))
 
 
 def in_common(n_rows: int, n_pages: int) -> list[Copy]:
@@ -220,8 +217,8 @@ def test_rows_need_not_be_neighbours():
     check_plan(step, SMALL)
     inner, _ = items_of(step.plan(SMALL))
     if not ON_CARD:  # which has so little work that none is shared
-        assert len(inner) == 2 * (2 + 2 + 2) + 40
-        assert inner[0].rows == (0, 3, 6, 9, 12, 15, 18, 21)
+        assert len(inner) == 2 * (4 + 4 + 4) + 40
+        assert inner[0].rows == (0, 3, 6, 9)
 
 
 def test_an_earlier_page_that_differs():
@@ -245,7 +242,7 @@ def test_the_same_kernels_for_all_lengths():
     """A step with longer rows than any before compiles nothing."""
     plans = [Step.of([n], [], SHAPE, torch.float32).plan(SMALL) for n in (5, 100)]
     assert [plan.max_chunks for plan in plans] == [1, 4]
-    assert plans[0].max_members == plans[1].max_members == SMALL.max_members(SHAPE.group) == 8
+    assert plans[0].max_members == plans[1].max_members == SMALL.max_members(SHAPE.group) == 4
 
 
 @pytest.mark.parametrize("window", [None, 50])
@@ -276,7 +273,7 @@ def test_sharing_shows_in_no_bit(dtype, group):
     step = Step.of(lengths, copies, replace(SHAPE, n_kv_heads=1, group=group), dtype)
     config = replace(SMALL, programs_per_sm=1, max_chunks=8)
     together = step.attend(config)
-    alone = step.attend(replace(config, shared_query_heads=1))
+    alone = step.attend(replace(config, share=False))
     assert torch.equal(together, alone)
     assert step.error(together) < TOLERANCE[dtype]
 
@@ -292,6 +289,6 @@ def test_the_tuned_configuration_shows_sharing_in_no_bit(dtype, heads):
     config = choose_config(step.heads, dtype, multiprocessors())
     inner, _ = items_of(step.plan(config))
     assert max(len(item.rows) for item in inner) == config.max_members(step.heads.group)
-    alone = step.attend(replace(config, shared_query_heads=1))
+    alone = step.attend(replace(config, share=False))
     assert all(torch.equal(step.attend(config), alone) for _ in range(20))
     assert step.error(alone) < TOLERANCE[dtype]
