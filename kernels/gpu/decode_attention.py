@@ -14,14 +14,21 @@ from dataclasses import replace
 from typing import Final
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from pagemesh.kernels.gpu.decode_chunk import Caches, Item, Queries, attend, pages_of, query_of
-from pagemesh.kernels.gpu.decode_combine import Parts, Result, Stored, arrive, chunks_at_once, keep
+from pagemesh.kernels.gpu.decode_chunk import (
+    ITEM_FIELDS,
+    WHOLE,
+    Caches,
+    Queries,
+    attend,
+    item_at,
+    pages_of,
+    query_of,
+)
+from pagemesh.kernels.gpu.decode_combine import Parts, Result, arrive, chunks_at_once, keep
 from pagemesh.kernels.gpu.decode_plan import QUERY_HEADS, DecodeConfig, Heads, plan_decode
-from pagemesh.kernels.gpu.decode_share import ITEM_FIELDS
 from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
@@ -106,6 +113,7 @@ def decode_attention(
         GROUP=heads.group,
         HEAD_DIM=head_dim,
         PAGE_BITS=block_tokens.bit_length() - 1,
+        CHUNKED=plan.max_chunks > 1,
         MEMBERS=plan.max_members,
         M=max(QUERY_HEADS, next_power_of_2(heads.group)),
         G=next_power_of_2(heads.group),
@@ -147,6 +155,7 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_BITS: tl.constexpr,
+    CHUNKED: tl.constexpr,
     MEMBERS: tl.constexpr,
     M: tl.constexpr,
     G: tl.constexpr,
@@ -156,9 +165,10 @@ def _decode_kernel(
     AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`scale` includes log2(e): weights are powers of two. MEMBERS: the most rows of an item; M:
-    rows of the matrix product; G, D: GROUP and HEAD_DIM padded; COLUMNS: the most chunks of a row,
-    padded; AT_ONCE: chunks whose sums are read together.
+    """`scale` includes log2(e): weights are powers of two. CHUNKED: whether rows may have several
+    chunks; MEMBERS: the most rows of an item; M: rows of the matrix product; G, D: GROUP and
+    HEAD_DIM padded; COLUMNS: the most chunks of a row, padded; AT_ONCE: chunks whose sums are read
+    together.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -167,41 +177,37 @@ def _decode_kernel(
     result = Result(out, out_stride, out_head_stride)
     caches = Caches(k_cache, v_cache, tables, table_stride)
     queries = Queries(q, q_stride, q_head_stride)
+    WIDTH: tl.constexpr = ITEM_FIELDS + MEMBERS  # noqa: N806
     pair = tl.program_id(0)
-    item = _item(items, pair // N_KV_HEADS, MEMBERS)
+    item = item_at(items + pair // N_KV_HEADS * WIDTH)
     n_pairs = tl.load(n_items) * N_KV_HEADS
-    # Of the pair before: what it stored is counted when the next is computed. By then the stores
-    # are through, and the release need not wait for them.
-    stored = Stored(item.row, item.rows, 0, 0)
+    # The pair before, if it is a part of rows: what it stored is counted when the next is computed.
+    # By then the stores are through, and the release need not wait for them.
+    stored = -1
     while pair < n_pairs:
-        # Read ahead: an item is there when its turn comes.
+        place = items + pair // N_KV_HEADS * WIDTH
+        # Read ahead: an item is there when its turn comes. There is room behind the last.
         next_pair = pair + tl.num_programs(0)
-        next_item = _item(items, next_pair // N_KV_HEADS, MEMBERS)
+        next_item = item_at(items + next_pair // N_KV_HEADS * WIDTH)
         head = pair % N_KV_HEADS
-        query = query_of(queries, item, head, GROUP, HEAD_DIM, MEMBERS, M, G, D)
+        query = query_of(queries, item, place, head, GROUP, HEAD_DIM, MEMBERS, M, G, D)
         pages = pages_of(caches, item, head, N_KV_HEADS, HEAD_DIM, PAGE_BITS)
         acc, peak, weight = attend(
             query, pages, item.start, item.stop, scale, PAGE_BITS, HEAD_DIM, M, D, TILE
         )
-        arrive(stored, parts, result, N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE)
+        if CHUNKED:
+            arrive(
+                stored, items, parts, result,
+                N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE,
+            )  # fmt: skip
         keep(
-            acc, peak, weight, item, head, parts, result,
-            N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, M, G, D,
+            acc, peak, weight, item, place, head, parts, result,
+            N_KV_HEADS, GROUP, HEAD_DIM, CHUNKED, MEMBERS, M, G, D,
         )  # fmt: skip
-        stored = Stored(item.row, item.rows, tl.where(item.chunk < 0, 0, item.n_rows), head)
+        stored = tl.where(item.which & WHOLE == WHOLE, -1, pair)
         pair, item = next_pair, next_item
-    arrive(stored, parts, result, N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE)
-
-
-@triton.jit
-def _item(items, number, MEMBERS: tl.constexpr):
-    """There is room for what is read past the end."""
-    item = items + number * (ITEM_FIELDS + MEMBERS)
-    return Item(
-        tl.load(item + ITEM_FIELDS),
-        item + ITEM_FIELDS,
-        tl.load(item + 3),
-        tl.load(item),
-        tl.load(item + 1),
-        tl.load(item + 2),
-    )
+    if CHUNKED:
+        arrive(
+            stored, items, parts, result,
+            N_KV_HEADS, GROUP, HEAD_DIM, MEMBERS, G, D, COLUMNS, AT_ONCE,
+        )  # fmt: skip

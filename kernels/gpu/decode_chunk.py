@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import triton
 import triton.language as tl
 
+ITEM_FIELDS: Final = tl.constexpr(3)
+"""Of an item of the work list (see DecodePlan), before its list of rows."""
+WHOLE: Final = tl.constexpr(0xFFFF)
+"""The chunk of a row that has no other."""
+
 
 class Item(NamedTuple):
-    """One of the work list: see DecodePlan."""
+    """What a program knows of an item before its turn comes. The rest stays in memory: registers
+    are what the loop over tokens lacks most."""
 
     row: Any
     """The first."""
-    rows: Any
-    """Where all are listed."""
-    n_rows: Any
     start: Any
     stop: Any
-    chunk: Any
+    which: Any
+
+
+@triton.jit
+def item_at(place):
+    return Item(
+        tl.load(place + ITEM_FIELDS), tl.load(place), tl.load(place + 1), tl.load(place + 2)
+    )
 
 
 class Caches(NamedTuple):
@@ -45,28 +55,27 @@ class Pages(NamedTuple):
 
 
 @triton.jit
-def query_rows(item, GROUP: tl.constexpr, MEMBERS: tl.constexpr, M: tl.constexpr, G: tl.constexpr):
+def query_rows(
+    item, place, GROUP: tl.constexpr, MEMBERS: tl.constexpr, M: tl.constexpr, G: tl.constexpr
+):
     """Of the M rows of a matrix product: the batch's row, the head in its group, whether it
     exists."""
     member, head = tl.arange(0, M) // G, tl.arange(0, M) % G
-    row = members_of(item, member, MEMBERS)
-    return row.to(tl.int64), head, (member < item.n_rows) & (head < GROUP)
-
-
-@triton.jit
-def members_of(item, member, MEMBERS: tl.constexpr):
-    """Rows of an item. The first is at hand; nobody waits for the others where there are none."""
+    n_rows = item.which >> 16
     row = item.row + tl.zeros_like(member)
     if MEMBERS > 1:
-        others = (member > 0) & (member < item.n_rows)
-        row = tl.where(others, tl.load(item.rows + member, mask=others, other=0), row)
-    return row
+        # The first is at hand. Nobody waits for the others where there are none.
+        others = (member > 0) & (member < n_rows)
+        listed = tl.load(place + ITEM_FIELDS + member, mask=others, other=0)
+        row = tl.where(others, listed, row)
+    return row.to(tl.int64), head, (member < n_rows) & (head < GROUP)
 
 
 @triton.jit
 def query_of(
     queries,
     item,
+    place,
     head,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -76,11 +85,11 @@ def query_of(
     D: tl.constexpr,
 ):
     """The query heads [M, D] of an item's rows."""
-    row, g, exists = query_rows(item, GROUP, MEMBERS, M, G)
+    row, g, exists = query_rows(item, place, GROUP, MEMBERS, M, G)
     d = tl.arange(0, D)
-    place = queries.q + row * queries.row_stride + (head * GROUP + g) * queries.head_stride
+    query = queries.q + row * queries.row_stride + (head * GROUP + g) * queries.head_stride
     return tl.load(
-        place[:, None] + d[None, :],
+        query[:, None] + d[None, :],
         mask=exists[:, None] & (d < HEAD_DIM)[None, :],
         other=0.0,
     )

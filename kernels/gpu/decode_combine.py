@@ -8,18 +8,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from pagemesh.kernels.gpu.decode_chunk import members_of, query_rows
+from pagemesh.kernels.gpu.decode_chunk import ITEM_FIELDS, WHOLE, query_rows
 from pagemesh.kernels.gpu.decode_plan import Heads
 from pagemesh.kernels.gpu.launch import next_power_of_2
-
-
-class Stored(NamedTuple):
-    """Parts of rows that are not counted yet: see Item."""
-
-    row: Any
-    rows: Any
-    n_rows: Any
-    head: Any
 
 
 class Parts(NamedTuple):
@@ -51,38 +42,41 @@ def keep(
     peak,
     weight,
     item,
+    place,
     head,
     parts,
     result,
     N_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    CHUNKED: tl.constexpr,
     MEMBERS: tl.constexpr,
     M: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
 ):
     """Write acc [M, D], peak [M] and weight [M] of an item: its result if it is a whole row."""
-    row, g, exists = query_rows(item, GROUP, MEMBERS, M, G)
-    if item.chunk < 0:
-        _store_heads(
-            result.out + row * result.row_stride + (head * GROUP + g) * result.head_stride,
-            acc / tl.where(weight > 0, weight, 1.0)[:, None],
-            exists,
-            HEAD_DIM,
-            D,
-        )
+    row, g, exists = query_rows(item, place, GROUP, MEMBERS, M, G)
+    whole = acc / tl.where(weight > 0, weight, 1.0)[:, None]
+    out = result.out + row * result.row_stride + (head * GROUP + g) * result.head_stride
+    if CHUNKED:
+        chunk = item.which & WHOLE
+        if chunk == WHOLE:
+            _store_heads(out, whole, exists, HEAD_DIM, D)
+        else:
+            slot = (row * N_KV_HEADS + head) * parts.max_chunks + chunk
+            part = slot * GROUP + g
+            _store_heads(parts.sums + part * HEAD_DIM, acc, exists, HEAD_DIM, D)
+            tl.store(parts.peaks + part, peak, mask=exists)
+            tl.store(parts.peaks + parts.peaks_stride + part, weight, mask=exists)
     else:
-        slot = (row * N_KV_HEADS + head) * parts.max_chunks + item.chunk
-        place = slot * GROUP + g
-        _store_heads(parts.sums + place * HEAD_DIM, acc, exists, HEAD_DIM, D)
-        tl.store(parts.peaks + place, peak, mask=exists)
-        tl.store(parts.peaks + parts.peaks_stride + place, weight, mask=exists)
+        _store_heads(out, whole, exists, HEAD_DIM, D)
 
 
 @triton.jit
 def arrive(
     stored,
+    items,
     parts,
     result,
     N_KV_HEADS: tl.constexpr,
@@ -94,13 +88,16 @@ def arrive(
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Count what was stored, and put together the rows of which it was the last."""
-    if stored.n_rows > 0:
+    """Count what was stored for a pair (-1: nothing), and put together the rows of which it was the
+    last."""
+    if stored >= 0:
+        place = items + stored // N_KV_HEADS * (ITEM_FIELDS + MEMBERS)
+        head = stored % N_KV_HEADS
         member = tl.arange(0, MEMBERS)
-        counted = member < stored.n_rows
-        rows = members_of(stored, member, MEMBERS)
+        counted = member < tl.load(place + 2) >> 16
+        rows = tl.load(place + ITEM_FIELDS + member, mask=counted, other=0)
         n_chunks = tl.load(parts.n_chunks + rows, mask=counted, other=0)
-        slots = rows * N_KV_HEADS + stored.head
+        slots = rows * N_KV_HEADS + head
         # All threads' stores come before the one thread's release …
         tl.debug_barrier()
         before = tl.atomic_add(parts.arrived + slots, 1, mask=counted, sem="acq_rel")
@@ -110,9 +107,9 @@ def arrive(
             tl.debug_barrier()
             for number in range(MEMBERS):
                 if (complete >> number) & 1 != 0:
-                    row = tl.load(stored.rows + number).to(tl.int64)
+                    row = tl.load(place + ITEM_FIELDS + number).to(tl.int64)
                     _put_together(
-                        row, stored.head, parts, result,
+                        row, head, parts, result,
                         N_KV_HEADS, GROUP, HEAD_DIM, G, D, COLUMNS, AT_ONCE,
                     )  # fmt: skip
 

@@ -14,7 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pagemesh.kernels.gpu.decode_share import ITEM_FIELDS, ROWS, group_kernel, match_kernel
+from pagemesh.kernels.gpu.decode_chunk import ITEM_FIELDS
+from pagemesh.kernels.gpu.decode_share import ROWS, group_kernel, match_kernel
 from pagemesh.kernels.gpu.launch import cdiv, multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
 
@@ -82,10 +83,10 @@ class DecodePlan:
     """
 
     items: Tensor
-    """int32[rows * max_chunks + room to read ahead, 4 + max_members]: first token, token after the
-    last, the chunk's number in the row (-1 if it has no other), how many rows, and these. Item r is
-    the last chunk of row r; the others follow in about this order: the first chunks of 16 rows,
-    then their second …"""
+    """int32[rows * max_chunks + room to read ahead, 3 + max_members]: first token, token after the
+    last, the chunk's number in the row (65535 if it has no other) with the number of rows above it
+    (<< 16), and these rows. Item r is the last chunk of row r; the others follow in about this
+    order: the first chunks of 16 rows, then their second …"""
     n_items: Tensor
     """int32[1]."""
     n_chunks: Tensor
@@ -156,7 +157,7 @@ def _new_plan(
     rows, most = inputs.n_decode, inputs.max_seq_tokens
     max_chunks = config.chunks(most if window is None else min(most, window))
     # Windows begin where they like, and so do their chunks.
-    max_members = 1 if window else config.max_members(heads.group)
+    max_members = 1 if window or max_chunks == 1 else config.max_members(heads.group)
     device = inputs.seq_lens.device
     plan = DecodePlan.empty(rows, max_chunks, max_members, heads, config.programs, device)
     blocks = cdiv(rows, ROWS)
@@ -181,17 +182,18 @@ def _new_plan(
         PDL=pdl(),
         launch_pdl=pdl(),
     )
-    group_kernel[(blocks, columns)](
-        inputs.seq_lens,
-        plan.items,
-        plan.n_items,
-        plan.n_chunks,
-        plan.leaders,
-        cdiv(config.programs, heads.n_kv_heads),
-        *cut,
-        MEMBERS=max_members,
-        COUNTED=counted,
-        PDL=pdl(),
-        launch_pdl=pdl(),
-    )
+    if max_chunks > 1:
+        group_kernel[(blocks, columns)](
+            inputs.seq_lens,
+            plan.items,
+            plan.n_items,
+            plan.n_chunks,
+            plan.leaders,
+            cdiv(config.programs, heads.n_kv_heads),
+            *cut,
+            MEMBERS=max_members,
+            COUNTED=counted,
+            PDL=pdl(),
+            launch_pdl=pdl(),
+        )
     return plan

@@ -13,10 +13,9 @@ from typing import Any, Final, NamedTuple
 import triton
 import triton.language as tl
 
+from pagemesh.kernels.gpu.decode_chunk import ITEM_FIELDS, WHOLE
 from pagemesh.kernels.gpu.kernel import kernel
 
-ITEM_FIELDS: Final = tl.constexpr(4)
-"""Of an item, before its list of rows."""
 ROWS: Final = tl.constexpr(16)
 """Of a program."""
 _AT_ONCE: Final = tl.constexpr(128)
@@ -85,7 +84,7 @@ def match_kernel(
         chunk = n_mine - 1
         stop = tl.load(seq_lens + rows, mask=is_row, other=0)
         item = items + rows * (ITEM_FIELDS + MEMBERS)
-        number = tl.where(chunk > 0, chunk, -1)
+        number = tl.where(chunk > 0, chunk, WHOLE)
         _write_item(item, first + chunk * size, stop, number, 1, rows, is_row)
         head = tl.arange(0, HEADS)
         counter = arrived + rows[:, None] * N_KV_HEADS + head[None, :]
@@ -238,8 +237,7 @@ def _write_item(item, start, stop, chunk, n_listed, row, exists):
     """All but the rows after the first."""
     tl.store(item, start, mask=exists)
     tl.store(item + 1, stop, mask=exists)
-    tl.store(item + 2, chunk, mask=exists)
-    tl.store(item + 3, n_listed, mask=exists)
+    tl.store(item + 2, chunk + (n_listed << 16), mask=exists)
     tl.store(item + ITEM_FIELDS, row, mask=exists)
 
 

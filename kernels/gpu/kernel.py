@@ -48,7 +48,7 @@ class Kernel:
     only noted (see compile_ahead.py), have not written."""
 
     def __init__(self, jit: Any) -> None:
-        self._jit = jit
+        self.jit = jit
         self._variants: dict[tuple[Any, ...], _Variant] = {}
 
     def __getitem__(self, grid: Grid) -> Callable[..., None]:
@@ -61,19 +61,19 @@ class Kernel:
             if variant is not None:
                 variant.launch(grid, arguments)
                 return
-            compiled = self._jit[grid](*arguments, **options)
+            compiled = self.jit[grid](*arguments, **options)
             self._variants[key] = _Variant(compiled, self._constants(len(arguments), options))
 
         return launch
 
     def warmup(self, *arguments: Any, grid: Grid, **options: Any) -> Any:
         """Compile without a launch."""
-        return self._jit.warmup(*arguments, grid=grid, **options)
+        return self.jit.warmup(*arguments, grid=grid, **options)
 
     def _constants(self, n_given: int, options: dict[str, Any]) -> tuple[Any, ...]:
         """Values of the parameters after the first `n_given`, which a compiled variant is given
         too."""
-        return tuple(options.get(param.name, param.default) for param in self._jit.params[n_given:])
+        return tuple(options.get(param.name, param.default) for param in self.jit.params[n_given:])
 
 
 class _Variant:

@@ -23,8 +23,8 @@ from pagemesh.kernels.gpu.compile_ahead import Note, compile_ahead, noted_launch
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.worker_svc.books import new_batch
+from pagemesh.worker_svc.gpu import decode_rows, staging, step_words
 from pagemesh.worker_svc.gpu import executor as executor_module
-from pagemesh.worker_svc.gpu import staging, step_words
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.executor import GPUExecutor
 from pagemesh.worker_svc.gpu.rehearsal import dry_run
@@ -94,7 +94,7 @@ def act_out_a_card() -> None:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132)
     torch.cuda.graph_pool_handle = lambda: (0, 0)
-    staging.pinned = step_words.pinned = executor_module.pinned = plain_words
+    staging.pinned = step_words.pinned = decode_rows.pinned = plain_words
     executor_module.CopyOut = NoCopies
     torch.set_num_threads(1)
 

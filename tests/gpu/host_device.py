@@ -23,9 +23,9 @@ from pagemesh.kernels.rope_store import rope_store
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.worker_svc.books import new_batch
 from pagemesh.worker_svc.cpu_executor import CPUExecutor
+from pagemesh.worker_svc.gpu import decode_rows, staging, step_words
 from pagemesh.worker_svc.gpu import decoder as decoder_module
 from pagemesh.worker_svc.gpu import executor as executor_module
-from pagemesh.worker_svc.gpu import staging, step_words
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.executor import GPUExecutor
 from pagemesh.worker_svc.gpu.graphs import StepGraphs
@@ -100,13 +100,14 @@ def act_out(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
         scatter(words, n_writes, state)
 
     monkeypatch.setattr(staging, "scatter_writes", checked)
+    monkeypatch.setattr(executor_module, "_SHORT_TOKENS", 24)  # so that some rows are longer
     if device == "cpu":
 
         def plain(n_words: int) -> tuple[Tensor, staging.Words]:
             tensor = torch.empty(n_words, dtype=torch.int32)
             return tensor, tensor.numpy()
 
-        for module in (staging, step_words, executor_module):
+        for module in (staging, step_words, decode_rows):
             monkeypatch.setattr(module, "pinned", plain)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
         monkeypatch.setattr(executor_module, "CopyOut", LateCopies)

@@ -25,10 +25,9 @@ BLOCK_TOKENS = [16, 32, 64, 128] if ON_CARD else [32]
 
 
 def on(device: str, batch: Batch) -> Batch:
-    tensors = {
-        name: getattr(batch.inputs, name).to(device)
-        for name in ("query_start", "seq_lens", "block_tables", "slot_mapping")
-    }
+    names = ["query_start", "seq_lens", "block_tables", "slot_mapping"]
+    names += ["counts"] if batch.inputs.counts is not None else []
+    tensors = {name: getattr(batch.inputs, name).to(device) for name in names}
     return replace(
         batch,
         q=batch.q.to(device),

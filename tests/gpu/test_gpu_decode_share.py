@@ -105,8 +105,9 @@ def items_of(plan: DecodePlan) -> tuple[list[Item], list[Item]]:
 
 
 def unpacked(fields: list[int]) -> tuple[int, int, int, int, list[int]]:
-    start, stop, chunk, n, *rows = fields
-    return start, stop, chunk, n, rows
+    start, stop, which, *rows = fields
+    chunk = which & 0xFFFF
+    return start, stop, -1 if chunk == 0xFFFF else chunk, which >> 16, rows
 
 
 def chunk_size(tokens: int, config: DecodeConfig) -> int:
@@ -195,7 +196,7 @@ def steps(draw: st.DrawFn) -> Drawn:
     return Drawn(lengths, copies, shape, config)
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, deadline=None)
 @given(steps())
 def test_any_sharing(drawn):
     *layout, config = drawn
@@ -238,11 +239,10 @@ def test_without_enough_work_each_row_is_computed_by_itself():
     assert all(len(item.rows) == 1 for item in inner)
 
 
-def test_the_same_kernels_for_all_lengths():
-    """A step with longer rows than any before compiles nothing."""
+def test_rows_of_one_chunk_are_never_looked_at_together():
     plans = [Step.of([n], [], SHAPE, torch.float32).plan(SMALL) for n in (5, 100)]
     assert [plan.max_chunks for plan in plans] == [1, 4]
-    assert plans[0].max_members == plans[1].max_members == SMALL.max_members(SHAPE.group) == 4
+    assert [plan.max_members for plan in plans] == [1, 4]
 
 
 @pytest.mark.parametrize("window", [None, 50])

@@ -41,7 +41,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         prepare = Kernel.__getitem__
 
         def noted(kernel: Kernel, grid: tuple[int, ...]) -> Any:
-            names.add(kernel._jit.fn.__name__)
+            names.add(kernel.jit.fn.__name__)
             return prepare(kernel, grid)
 
         monkeypatch.setattr(Kernel, "__getitem__", noted)

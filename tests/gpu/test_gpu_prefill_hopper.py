@@ -15,6 +15,7 @@ from test_gpu_prefill_attention import chunk_of, on
 
 from pagemesh.kernels.attention import paged_attention
 from pagemesh.kernels.gpu import prefill_hopper
+from pagemesh.kernels.gpu.kernel import Kernel
 from pagemesh.kernels.gpu.prefill_hopper import (
     HopperConfig,
     choose_config,
@@ -61,7 +62,8 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 def model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's programs run in a model of the card, as if it had PROGRAMS multiprocessors."""
-    kernel = Launcher(prefill_hopper.prefill_hopper_kernel)
+    launched = prefill_hopper.prefill_hopper_kernel
+    kernel = Launcher(launched.jit if isinstance(launched, Kernel) else launched)
     monkeypatch.setattr(prefill_hopper, "prefill_hopper_kernel", kernel)
     monkeypatch.setattr(prefill_hopper, "multiprocessors", lambda: PROGRAMS)
     monkeypatch.setattr(prefill_hopper, "pdl", lambda: False)

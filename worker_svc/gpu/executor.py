@@ -7,13 +7,14 @@ seen them. The host sees them later, through `CopyOut`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pagemesh.kernels.batch import ROW_WORDS, BatchState, StepBuffers
+from pagemesh.kernels.batch import BatchState, StepBuffers
 from pagemesh.kernels.gpu.batch import gather_rows
 from pagemesh.kernels.gpu.row_params import ROW_WORDS as PARAM_WORDS
 from pagemesh.kernels.gpu.row_params import SamplingRows
@@ -24,17 +25,21 @@ from pagemesh.shared.engine_messages import NewRow
 from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
 from pagemesh.worker_svc.executor import Computed
 from pagemesh.worker_svc.gpu.copy_out import CopyOut
+from pagemesh.worker_svc.gpu.decode_rows import DecodeRows
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.graphs import StepGraphs, decode_sizes, prompt_sizes
 from pagemesh.worker_svc.gpu.sampler import GPUSampled, GPUSampler, HostRows
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
-from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWrites, pinned
-from pagemesh.worker_svc.gpu.step_words import PADDING, StepWords, count_decodes
+from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWrites
+from pagemesh.worker_svc.gpu.step_words import StepWords, count_decodes
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
 from pagemesh.worker_svc.sampler import SampledRows
 
 _ZERO: Final = np.zeros(1, np.int32)
+# Rows of up to as many tokens are no work to share out, so that attention has a simpler kernel. For
+# these, decode steps have graphs of their own.
+_SHORT_TOKENS: Final = 768
 
 
 class _Forward(NamedTuple):
@@ -49,13 +54,11 @@ class _Forward(NamedTuple):
     hidden: Tensor | None = None
 
 
-class _Decoded(NamedTuple):
-    """What `_rows` holds once a decode step is launched: the next positions of `slots`, in the
-    first rows of `size`."""
+class _Decodes(NamedTuple):
+    """Decode steps of rows of up to `longest` tokens."""
 
-    size: int
-    slots: Ints
-    starts: Ints
+    longest: int
+    graphs: StepGraphs
 
 
 class GPUExecutor:
@@ -97,15 +100,22 @@ class GPUExecutor:
         most_tokens = max(max_step_tokens, n_slots)
         # One row more, for padding tokens.
         self._buffers = StepBuffers.empty(n_slots + 1, most_tokens, n_blocks, device)
-        self._padding = torch.from_numpy(_padding_rows(n_slots)).to(device)
-        self._rows = self._padding.clone()
-        self._decoded: _Decoded | None = None
+        self._rows = DecodeRows(n_slots, device)
         self._sampled = ints(2, n_slots)
         self._logits = torch.empty(n_slots, vocab_tokens, dtype=dtype, device=device)
         memory = torch.cuda.graph_pool_handle()
-        self.decode_graphs = StepGraphs(
-            self._launch_decode, self._place_padding, decode_sizes(n_slots), memory
-        )
+        self.decodes = [
+            _Decodes(
+                longest,
+                StepGraphs(
+                    partial(self._launch_decode, longest=longest),
+                    self._rows.place_padding,
+                    decode_sizes(n_slots),
+                    memory,
+                ),
+            )
+            for longest in sorted({min(_SHORT_TOKENS, batch.row_tokens), batch.row_tokens})
+        ]
         self._words = StepWords(n_slots, device)
         self._hidden: dict[int, Tensor] = {}
         self.prompt_graphs = StepGraphs(
@@ -131,7 +141,7 @@ class GPUExecutor:
             self._staged.add(TABLES, slot, column, values[i : i + 1])
 
     def copy_blocks(self, src: Ints, dst: Ints) -> None:
-        device = self._rows.device
+        device = self._kv.pool.device
         self._kv.copy_blocks(upload(src, device), upload(dst, device))
 
     def clear(self) -> None:
@@ -156,18 +166,17 @@ class GPUExecutor:
     def capture(self) -> None:
         """Make the graphs of steps that will be wanted. Others are made when they are."""
         if not self._eager:
-            for graphs in (self.decode_graphs, self.prompt_graphs):
+            for graphs in self._graphs:
                 graphs.capture_hot()
 
     def launch_hot(self) -> None:
         """The steps that `capture` makes graphs of, on rows of no sequence."""
-        for graphs in (self.decode_graphs, self.prompt_graphs):
+        for graphs in self._graphs:
             graphs.launch_hot()
 
-    def _place_padding(self, size: int) -> None:
-        """Rows of no sequence, for a decode step."""
-        self._rows[:size].copy_(self._padding[:size])
-        self._decoded = None
+    @property
+    def _graphs(self) -> list[StepGraphs]:
+        return [*(decodes.graphs for decodes in self.decodes), self.prompt_graphs]
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
         """Tokens that were sampled stand where they belong, and are counted, already."""
@@ -178,33 +187,26 @@ class GPUExecutor:
     def _decode(self, rows: Rows) -> _Forward:
         """One token of each row, through a graph."""
         n = len(rows)
-        graphs = self.decode_graphs
+        longest = int(rows.starts.max()) + 1
+        decodes = next(decodes for decodes in self.decodes if longest <= decodes.longest)
+        graphs = decodes.graphs
         size = graphs.size_for(n) if self._eager else graphs.hold(n)
-        self._place(rows, size)
+        self._rows.place(rows, size)
         self._copy_out.fence()
         if self._eager:
-            self._launch_decode(size)
+            self._launch_decode(size, decodes.longest)
         else:
             graphs.replay(size)
-        self._decoded = _Decoded(size, rows.slots, rows.starts + 1)
+        self._rows.launched(rows, size)
         slots, positions = self._buffers.slots[:n], self._buffers.next_positions[:n]
         return _Forward(self._logits[:n], slots, positions, self._sampled)
 
-    def _place(self, rows: Rows, size: int) -> None:
-        """Bring `rows` to the device, unless a step has just left them there."""
-        there = self._decoded
-        self._decoded = None  # until the step is launched: it may fail before it moves the rows on
-        if there is None or not _follows(rows, size, there):
-            source, words = pinned(size * ROW_WORDS)
-            packed = words.reshape(size, ROW_WORDS)
-            packed[:] = _padding_rows(size)
-            packed[: len(rows), 0], packed[: len(rows), 1] = rows.slots, rows.starts
-            self._rows[:size].view(-1).copy_(source, non_blocking=True)
-
-    def _launch_decode(self, size: int) -> None:
-        """The step of `size` rows that a graph captures: from `_rows` to `_sampled`."""
-        longest = self._batch.row_tokens
-        hidden = self._run(self._rows[:size], size, most_query=1, longest=longest, n_decode=size)
+    def _launch_decode(self, size: int, longest: int) -> None:
+        """The step of `size` rows of up to `longest` tokens that a graph captures: from `_rows` to
+        `_sampled`."""
+        hidden = self._run(
+            self._rows.first(size), size, most_query=1, longest=longest, n_decode=size
+        )
         logits = self._model.logits(hidden, out=self._logits[:size])
         slots, positions = self._buffers.slots[:size], self._buffers.next_positions[:size]
         self._sampler.draw(
@@ -322,19 +324,3 @@ class GPUExecutor:
             for score in prompts
         ]
         return Computed(host, scores, sampled.result, wait)
-
-
-def _follows(rows: Rows, size: int, there: _Decoded) -> bool:
-    """Whether `rows` are one token each of the slots that a step of `size` rows left behind."""
-    return (
-        there.size == size
-        and np.array_equal(there.slots, rows.slots)
-        and np.array_equal(there.starts, rows.starts)
-    )
-
-
-def _padding_rows(n: int) -> WireInts:
-    """int32[n, 4]: rows of no sequence, one token each (see `kernels.batch.gather_rows`)."""
-    rows = np.zeros((n, ROW_WORDS), np.int32)
-    rows[:, 0], rows[:, 2], rows[:, 3] = PADDING, 1, np.arange(n)
-    return rows
