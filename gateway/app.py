@@ -10,7 +10,6 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from pagemesh.gateway.auth import ApiKeys
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.headers import (
     REQUEST_ID,
@@ -109,14 +108,3 @@ async def word_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     except Exception:
         log.exception("request_failed", x_request_id=request[REQUEST_ID], path=request.path)
         return error_response(RequestError("Internal error", status=500))
-
-
-def guarding(keys: ApiKeys) -> Middleware:
-    """Let nobody in without a key, if keys are set."""
-
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        keys.check(request.path, request.headers.get("Authorization"))
-        return await handler(request)
-
-    return guard

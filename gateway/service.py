@@ -11,11 +11,9 @@ from pagemesh.gateway.app import (
     answer_preflight,
     api_routes,
     counting,
-    guarding,
     identify,
     word_errors,
 )
-from pagemesh.gateway.auth import ApiKeys
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.keepalive import KeepAlive
@@ -25,6 +23,7 @@ from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.gateway.upstream import Upstream
+from pagemesh.shared.access import client_access, guarding
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
 from pagemesh.shared.service import Runtime
@@ -33,8 +32,8 @@ from pagemesh.shared.settings import Settings
 
 def middlewares(settings: Settings) -> list[Middleware]:
     """What surrounds every route, the shell's included; outermost first."""
-    keys = ApiKeys(settings.gateway.api_key)
-    return [identify, answer_preflight, word_errors, guarding(keys)]
+    access = client_access(settings.gateway)
+    return [identify, answer_preflight, word_errors, guarding(access)]
 
 
 class GatewayService:
@@ -77,6 +76,7 @@ class GatewayService:
             runtime.hello,
             self.backend.upstream.serve_link,
             runtime.metrics,
+            runtime.link_tls,
         )
         try:
             async with asyncio.TaskGroup() as group:

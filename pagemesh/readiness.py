@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -16,6 +17,7 @@ from pagemesh.children import child_names
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
+from pagemesh.shared.tls import dialling_context
 
 REGISTRY_TIMEOUT_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 2.0
@@ -42,8 +44,9 @@ async def wait_until_ready(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     next_log_s = loop.time() + _WAITING_LOG_S
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
+    link_tls = dialling_context(settings.mesh)
     async with _registry(settings) as registry, aiohttp.ClientSession(timeout=timeout) as session:
-        while (reason := await _missing(settings, registry, session)) is not None:
+        while (reason := await _missing(settings, registry, session, link_tls)) is not None:
             if loop.time() > next_log_s:
                 next_log_s += _WAITING_LOG_S
                 log.info("waiting_for_mesh", reason=reason)
@@ -69,17 +72,22 @@ async def _until_answer(registry: Registry) -> None:
 
 
 async def _missing(
-    settings: Settings, registry: Registry, session: aiohttp.ClientSession
+    settings: Settings,
+    registry: Registry,
+    session: aiohttp.ClientSession,
+    link_tls: ssl.SSLContext | None,
 ) -> str | None:
     """What the mesh waits for. Who has announced himself answers at an address of his own."""
     url = gateway_url(settings.gateway)
     scheme = url.partition("://")[0]
-    for service, its_scheme in (("tokenizer", "http"), ("gateway", scheme)):
+    inner_scheme = "http" if link_tls is None else "https"
+    tokenizer, gateway = ("tokenizer", inner_scheme, link_tls), ("gateway", scheme, None)
+    for service, its_scheme, tls in (tokenizer, gateway):
         try:
             addresses = [each.address for each in await registry.instances(service)]
         except (RedisError, OSError) as error:
             return f"the registry does not answer: {error}"
-        asked = (_not_ready(session, f"{its_scheme}://{address}") for address in addresses)
+        asked = (_not_ready(session, f"{its_scheme}://{each}", tls) for each in addresses)
         reasons = await asyncio.gather(*asked)
         n_wanted = len(child_names(service, settings))
         if reasons.count(None) < n_wanted:
@@ -88,10 +96,12 @@ async def _missing(
     return await _not_ready(session, url)
 
 
-async def _not_ready(session: aiohttp.ClientSession, url: str) -> str | None:
+async def _not_ready(
+    session: aiohttp.ClientSession, url: str, tls: ssl.SSLContext | None = None
+) -> str | None:
     try:
-        # Our own process, maybe under a self-signed certificate: nothing to verify.
-        async with session.get(f"{url}/ready", ssl=False) as answer:
+        # A gateway is our own process, maybe under a self-signed certificate: nothing to verify.
+        async with session.get(f"{url}/ready", ssl=tls or False) as answer:
             if answer.status == 200:
                 return None
             reason: str = (await answer.json())["reason"]

@@ -10,9 +10,11 @@ from typing import Final
 import uvloop
 from aiohttp.typedefs import Middleware
 
+from pagemesh.shared.access import guarding, link_access
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.service import BuildService, serve
-from pagemesh.shared.settings import GatewaySettings, Settings, check_link_exposure
+from pagemesh.shared.settings import Settings, check_link_exposure
+from pagemesh.shared.tls import client_facing_context, listening_context
 
 _INNER: Final = {
     "tokenizer": ("pagemesh.tokenizer_svc.service", "TokenizerService"),
@@ -48,7 +50,7 @@ def _run_gateway(settings: Settings) -> None:
         GatewayService,
         address=(gateway.host, port),
         shared_port=shared_port,
-        tls=_tls(gateway),
+        tls=client_facing_context(gateway),
         middlewares=middlewares(settings),
     )
 
@@ -71,7 +73,14 @@ def _run_inner(service: str, settings: Settings) -> None:
     check_link_exposure(settings.mesh)
     module, name = _INNER[service]
     build: BuildService = getattr(import_module(module), name)
-    _run(service, settings, build, address=(settings.mesh.service_host, settings.mesh.service_port))
+    _run(
+        service,
+        settings,
+        build,
+        address=(settings.mesh.service_host, settings.mesh.service_port),
+        tls=listening_context(settings.mesh),
+        middlewares=[guarding(link_access(settings.gateway))],
+    )
 
 
 def _run(
@@ -96,16 +105,3 @@ def _run(
         middlewares=middlewares,
     )
     uvloop.run(running)
-
-
-def _tls(gateway: GatewaySettings) -> ssl.SSLContext | None:
-    if gateway.ssl_certfile is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(gateway.ssl_certfile, gateway.ssl_keyfile)
-    except OSError as error:  # ssl.SSLError is one too
-        raise StartupError(
-            f"cannot use the TLS files {gateway.ssl_certfile} and {gateway.ssl_keyfile}: {error}"
-        ) from error
-    return context

@@ -72,6 +72,7 @@ class SchedulerService:
             runtime.hello,
             self._serve_worker,
             runtime.metrics,
+            runtime.link_tls,
         )
         try:
             with rare_collections():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import ssl
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from aiohttp import web
 
 from pagemesh.shared.errors import HandshakeRefused, LinkClosed
 from pagemesh.shared.messages import Echo, Hello, Refused
+from pagemesh.shared.tls import why_not_linked
 from pagemesh.shared.wire import MAX_FRAME_BYTES, PROTOCOL, BadFrame, Message, decode, encode
 
 LINK_PATH: Final = "/link"
@@ -184,24 +186,26 @@ class Link:
         await self._socket.close()
 
 
-async def dial(session: aiohttp.ClientSession, address: str, hello: Hello) -> Link:
+async def dial(
+    session: aiohttp.ClientSession,
+    address: str,
+    hello: Hello,
+    tls: ssl.SSLContext | None = None,
+) -> Link:
     """Open a link to `address` (host:port).
 
-    Raises HandshakeRefused when the peer says no, OSError or aiohttp.ClientError or TimeoutError
-    when it cannot be reached.
+    Raises HandshakeRefused when either side says no to the other, OSError or aiohttp.ClientError or
+    TimeoutError when the peer cannot be reached.
     """
-    socket = await session.ws_connect(
-        f"ws://{address}{LINK_PATH}",
-        heartbeat=HEARTBEAT_S,
-        timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_TIMEOUT_S),
-        max_msg_size=MAX_FRAME_BYTES,
-        compress=0,
-    )
+    socket = await _connect(session, address, tls)
     try:
         await socket.send_bytes(encode(hello))
         answer = decode(await socket.receive_bytes(timeout=HANDSHAKE_TIMEOUT_S))
-        if not isinstance(answer, Hello):
-            raise HandshakeRefused(address, getattr(answer, "reason", "no Hello"))
+        if isinstance(answer, Refused):
+            raise HandshakeRefused(address, answer.reason)
+        reason = _refusal(answer, hello)
+        if reason is not None or not isinstance(answer, Hello):
+            raise HandshakeRefused(address, reason or "no Hello")
     except (BadFrame, TypeError) as error:
         await socket.close()
         raise HandshakeRefused(address, str(error)) from error
@@ -209,6 +213,26 @@ async def dial(session: aiohttp.ClientSession, address: str, hello: Hello) -> Li
         await socket.close()
         raise
     return Link(socket, answer)
+
+
+async def _connect(
+    session: aiohttp.ClientSession, address: str, tls: ssl.SSLContext | None
+) -> aiohttp.ClientWebSocketResponse:
+    """See `dial`."""
+    try:
+        return await session.ws_connect(
+            f"{'ws' if tls is None else 'wss'}://{address}{LINK_PATH}",
+            heartbeat=HEARTBEAT_S,
+            timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_TIMEOUT_S),
+            max_msg_size=MAX_FRAME_BYTES,
+            compress=0,
+            ssl=True if tls is None else tls,
+        )
+    except (OSError, aiohttp.ClientError) as error:
+        reason = why_not_linked(error, tls=tls is not None)
+        if reason is None:
+            raise
+        raise HandshakeRefused(address, reason) from error
 
 
 async def accept(request: web.Request, hello: Hello) -> tuple[Link | None, web.WebSocketResponse]:

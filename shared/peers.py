@@ -7,6 +7,7 @@ announced. A link that answers is alive whatever the registry says: a lapsed key
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -42,6 +43,7 @@ class Peers:
         hello: Callable[[], Hello],
         on_link: Callable[[Link], Awaitable[None]],
         metrics: CollectorRegistry,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.links: dict[str, Link] = {}
         self._service = service
@@ -49,6 +51,7 @@ class Peers:
         self._session = session
         self._hello = hello
         self._on_link = on_link
+        self._tls = tls
         self._announced: dict[str, Instance] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._round_trip_s = Histogram(
@@ -88,12 +91,15 @@ class Peers:
     async def _keep(self, instance: Instance) -> None:
         """Dial `instance` again and again for as long as the registry announces it."""
         name, backoff_s = instance.instance_id, FIRST_BACKOFF_S
+        told: str | None = None
         while self._announced.get(name) == instance:
             try:
                 if await self._dial_and_serve(instance):
-                    backoff_s = FIRST_BACKOFF_S
+                    backoff_s, told = FIRST_BACKOFF_S, None
             except HandshakeRefused as error:
-                log.error("handshake_refused", peer=name, reason=error.reason)
+                if error.reason != told:
+                    log.error("handshake_refused", peer=name, reason=error.reason)
+                told = error.reason
                 backoff_s = MAX_BACKOFF_S
             except Exception:
                 # A fault of ours in one link must not cost the peer for ever.
@@ -104,7 +110,7 @@ class Peers:
     async def _dial_and_serve(self, instance: Instance) -> bool:
         """Whether there was a link. Raises HandshakeRefused, and what `on_link` raises."""
         try:
-            link = await dial(self._session, instance.address, self._hello())
+            link = await dial(self._session, instance.address, self._hello(), self._tls)
         except (OSError, aiohttp.ClientError) as error:
             log.debug("dial_failed", peer=instance.instance_id, error=str(error))
             return False

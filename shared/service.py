@@ -30,6 +30,7 @@ from pagemesh.shared.messages import EngineStatus, Hello
 from pagemesh.shared.registry import Instance, Registry, masked_url
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.shared_port import BACKLOG, shared_socket, take_connections
+from pagemesh.shared.tls import dialling_context
 from pagemesh.shared.wire import PROTOCOL
 
 log = structlog.get_logger(__name__)
@@ -39,7 +40,10 @@ METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Runtime:
-    """What the shell gives a service: identity, settings, registry, client session, metrics."""
+    """What the shell gives a service: identity, settings, registry, client session, metrics.
+
+    Raises StartupError when the TLS files of the links will not do.
+    """
 
     def __init__(
         self, service: str, settings: Settings, registry: Registry, session: aiohttp.ClientSession
@@ -48,6 +52,7 @@ class Runtime:
         self.settings = settings
         self.registry = registry
         self.session = session
+        self.link_tls = dialling_context(settings.mesh)
         self.metrics = CollectorRegistry()
         redis_up = Gauge("pagemesh_redis_up", "Whether Redis answers", registry=self.metrics)
         redis_up.set_function(lambda: float(not registry.away))
@@ -104,7 +109,7 @@ async def serve(
         runtime = Runtime(service, settings, registry, session)
         core = build(runtime)
         runner = web.AppRunner(
-            _app(core, runtime, middlewares),
+            service_app(core, runtime, middlewares),
             handler_cancellation=True,
             access_log=None,
             # After the drain only links and lost clients are left; they need no patience.
@@ -145,7 +150,11 @@ async def _open_registry(settings: Settings, stack: AsyncExitStack) -> Registry:
     return registry
 
 
-def _app(core: ServiceCore, runtime: Runtime, middlewares: Sequence[Middleware]) -> web.Application:
+def service_app(
+    core: ServiceCore, runtime: Runtime, middlewares: Sequence[Middleware]
+) -> web.Application:
+    """The routes of the core and those that every service has."""
+
     async def health(_: web.Request) -> web.Response:
         return web.json_response({"status": "alive"})
 

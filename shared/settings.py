@@ -135,6 +135,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     api_key: Annotated[
         list[str], _meta("Keys clients must send as Bearer tokens", day_one=True, secret=True)
     ] = []
+    admin_key: Annotated[
+        list[str],
+        _meta("Keys of administrators' routes (/admin/…), closed without one", secret=True),
+    ] = []
     allow_unauthenticated: Annotated[
         bool, _meta("Let a host other than loopback listen without an API key")
     ] = False
@@ -152,7 +156,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     redis_url: Annotated[
-        str | None, _meta("redis:// URL of the registry; default: an embedded Valkey")
+        str | None,
+        _meta(
+            "redis:// or rediss:// (TLS) URL of the registry, with ?ssl_ca_certs=FILE for a CA of "
+            "one's own; default: an embedded Valkey"
+        ),
     ] = None
     mesh_name: Annotated[str, _meta("Prefix of this mesh's keys in Redis")] = "pagemesh"
     mesh_secret: Annotated[
@@ -162,6 +170,14 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             secret=True,
         ),
     ] = ""
+    mesh_certfile: Annotated[
+        str | None, _meta("TLS on the links between services: certificate chain of a service (PEM)")
+    ] = None
+    mesh_keyfile: Annotated[str | None, _meta("Private key of mesh_certfile (PEM)")] = None
+    mesh_cafile: Annotated[
+        str | None,
+        _meta("The mesh's own CA (PEM): who has a certificate from it may open links"),
+    ] = None
     gateways: Annotated[
         Count, _meta("Gateways that pagemesh serve starts; they share the port (SO_REUSEPORT)")
     ] = 1
@@ -205,11 +221,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def check_settings(settings: Settings) -> None:
     """Refuse values that contradict each other, or this system. Raises SettingsError."""
-    gateway = settings.gateway
-    if (gateway.ssl_certfile is None) != (gateway.ssl_keyfile is None):
-        raise SettingsError(
-            "ssl_certfile and ssl_keyfile go together: set both or neither", key="ssl_certfile"
-        )
     if settings.parallel.tensor_parallel_size != 1:
         raise SettingsError(
             "tensor_parallel_size must be 1: tensor parallelism is not available yet",
@@ -220,8 +231,22 @@ def check_settings(settings: Settings) -> None:
             "gateways must be 1: this system lacks SO_REUSEPORT, by which several share a port",
             key="gateways",
         )
-    _check_exposure(gateway)
+    _check_tls_files(settings.gateway, settings.mesh)
+    _check_exposure(settings.gateway)
     _check_chunking(settings)
+
+
+def _check_tls_files(gateway: GatewaySettings, mesh: MeshSettings) -> None:
+    if (gateway.ssl_certfile is None) != (gateway.ssl_keyfile is None):
+        raise SettingsError(
+            "ssl_certfile and ssl_keyfile go together: set both or neither", key="ssl_certfile"
+        )
+    files = (mesh.mesh_certfile, mesh.mesh_keyfile, mesh.mesh_cafile)
+    if None in files and any(files):
+        raise SettingsError(
+            "mesh_certfile, mesh_keyfile and mesh_cafile go together: set all or none",
+            key="mesh_certfile",
+        )
 
 
 def _check_exposure(gateway: GatewaySettings) -> None:

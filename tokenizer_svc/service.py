@@ -83,6 +83,7 @@ class TokenizerService:
             runtime.hello,
             self._serve_scheduler,
             runtime.metrics,
+            runtime.link_tls,
         )
         try:
             await peers.run()

@@ -63,8 +63,10 @@ def error_response(error: RequestError) -> web.Response:
 
 
 def from_http(error: web.HTTPException, method: str, path: str) -> RequestError:
-    """aiohttp's own refusals (no such route, body too large) as a RequestError."""
+    """Refusals in HTTP's terms (no key, no such route, body too large) as a RequestError."""
     match error.status:
+        case 401:
+            return RequestError(error.text or error.reason, status=401)
         case 404:
             return RequestError(f"Unknown URL: {method} {path}", status=404, code="unknown_url")
         case 405:

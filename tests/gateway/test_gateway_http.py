@@ -124,12 +124,13 @@ async def test_a_body_over_the_limit_is_413(redis_url: str, mesh_name: str) -> N
         assert answer["error"]["code"] == "request_too_large"
 
 
-async def test_keys_guard_every_route_but_health(redis_url: str, mesh_name: str) -> None:
+async def test_keys_guard_every_route_that_is_not_open(redis_url: str, mesh_name: str) -> None:
     settings = settings_for(redis_url, mesh_name, api_key=["first", "second"])
     async with running_gateway(settings) as gateway:
         assert (await gateway.get("/health"))[0] == 200
         assert (await gateway.get("/ready"))[0] == 503
-        guarded = ("/v1/models", "/metrics", "/version", "/nothing")
+        assert "http_requests_total" in await gateway.metrics()
+        guarded = ("/v1/models", "/version", "/nothing", "//health", "/health/x", "/metrics/x")
         for authorization in ("", "Bearer", "Bearer third", "Basic first", "first", "Bearer \xff"):
             for path in guarded:
                 headers = {"Authorization": authorization}

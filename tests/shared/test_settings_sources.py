@@ -180,6 +180,8 @@ def test_keywords_are_typed_like_flags() -> None:
     ("flags", "key"),
     [
         ({"ssl_certfile": "a.pem"}, "ssl_certfile"),
+        ({"mesh_certfile": "a.pem", "mesh_keyfile": "b.pem"}, "mesh_certfile"),
+        ({"mesh_cafile": "ca.pem"}, "mesh_certfile"),
         ({"tensor_parallel_size": "2"}, "tensor_parallel_size"),
         ({"host": "0.0.0.0"}, "host"),
         (
@@ -247,7 +249,7 @@ def test_children_load_the_settings_of_their_parent(data: st.DataObject) -> None
         gateway=GatewaySettings(max_body_bytes=4096, request_timeout_s=0.5, seed=-5)
     )
     for field in setting_fields().values():
-        if field.key in ("ssl_certfile", "ssl_keyfile", "host"):
+        if field.key.endswith(("certfile", "keyfile", "cafile")) or field.key == "host":
             continue
         section = getattr(settings, field.section)
         if getattr(section, field.key) == field.default:

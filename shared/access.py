@@ -1,0 +1,89 @@
+"""Who may use which route of a service. Open routes are listed; every other wants a key."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from pagemesh.shared.link import LINK_PATH
+from pagemesh.shared.settings import GatewaySettings
+
+OPEN_ROUTES: Final = frozenset({"/health", "/ready", "/metrics"})
+ADMIN: Final = "admin"
+
+
+class Keys:
+    """The keys of some callers. Only digests are kept, compared in constant time."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.strip()) for key in keys]
+
+    def check(self, authorization: str | None) -> None:
+        """Raises HTTPUnauthorized unless the header brings one of the keys: always without any."""
+        scheme, _, key = (authorization or "").strip().partition(" ")
+        if not key.strip() or scheme.lower() != "bearer":
+            raise _refused("Send an API key: 'Authorization: Bearer KEY'.")
+        digest = _digest(key.strip())
+        # Every key is compared, whichever matches.
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if True not in matches:
+            raise _refused("The API key is not valid.")
+
+
+class Access(NamedTuple):
+    """The rule of one service. `others` are the keys of routes that are neither open nor an
+    administrator's; None lets everybody in."""
+
+    open_routes: frozenset[str]
+    admins: Keys
+    others: Keys | None
+
+    def check(self, route: str, authorization: str | None) -> None:
+        """Raises HTTPUnauthorized. `route` stands in the routing table: not what the client wrote,
+        which has many spellings. It is empty where no route fits."""
+        route = route.rstrip("/")
+        if route in self.open_routes:
+            return
+        if ADMIN in route.split("/"):
+            self.admins.check(authorization)
+        elif self.others is not None:
+            self.others.check(authorization)
+
+
+def client_access(gateway: GatewaySettings) -> Access:
+    """Of a gateway, where anybody may ask if no keys are set. An administrator's routes are closed
+    without a key of theirs."""
+    clients = Keys(gateway.api_key) if gateway.api_key else None
+    return Access(OPEN_ROUTES, Keys(gateway.admin_key), clients)
+
+
+def link_access(gateway: GatewaySettings) -> Access:
+    """Of an inner service. The handshake of a link asks for the mesh secret itself; nobody has a
+    key to other routes."""
+    return Access(OPEN_ROUTES | {LINK_PATH}, Keys(gateway.admin_key), Keys([]))
+
+
+def guarding(access: Access) -> Middleware:
+    """Let nobody in whom `access` refuses."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        route = "" if resource is None else resource.canonical
+        access.check(route, request.headers.get("Authorization"))
+        return await handler(request)
+
+    return guard
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def _refused(message: str) -> web.HTTPUnauthorized:
+    return web.HTTPUnauthorized(text=message, headers={"WWW-Authenticate": "Bearer"})
