@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from pagemesh.scheduler_svc import notices
+from pagemesh.scheduler_svc.backlog import Backlog
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.commit import StepWriter
 from pagemesh.scheduler_svc.counters import EngineCounters
@@ -27,7 +28,6 @@ from pagemesh.scheduler_svc.results import ResultReader
 from pagemesh.scheduler_svc.run_ahead import RunAhead
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
 from pagemesh.shared.engine_messages import Step, StepResult, Submit, Tokens
-from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard, WireError
 from pagemesh.shared.settings import SchedulerSettings
 
@@ -82,6 +82,7 @@ class Engine:
         self._lifecycle = Lifecycle(
             self._clients, self._residents, self.counters, self._report_ended
         )
+        self._backlog = Backlog(self._settings, self._lifecycle)
         self._results = ResultReader(self._lifecycle, self._cache, self._intake.eos_ids)
         self._writer = StepWriter(self._residents, self._cache, self._epoch, after_step)
         self._inflight: deque[InFlight] = deque()
@@ -98,10 +99,7 @@ class Engine:
         """
         client = self._clients.setdefault(owner, Client())
         request = self._intake.build(submit, client, now_s)
-        n_waiting = self._lifecycle.n_waiting
-        if n_waiting >= self._settings.max_waiting:
-            message = f"{n_waiting} requests are waiting already; try again later"
-            raise RequestError(message, status=429, code="engine_overloaded")
+        self._backlog.make_room(request, now_s)
         self._cache.extend_hashes(request)
         self._lifecycle.enter(request)
 
@@ -122,6 +120,11 @@ class Engine:
     def lost(self) -> dict[str, list[int]]:
         """Owner → keys of every unfinished request, for when the worker is gone."""
         return {owner: list(c.requests) for owner, c in self._clients.items() if c.requests}
+
+    def expire(self, now_s: float) -> dict[str, Tokens]:
+        """End what has waited too long; owner → what it is to hear of that."""
+        self._backlog.expire(now_s)
+        return self._lifecycle.take_frames(self.engine_id)
 
     def fail_all(self, message: str) -> dict[str, Tokens]:
         """End every request in failure and go on with new books and an empty batch.
@@ -257,6 +260,7 @@ class Engine:
     def _commit(self, schedule: Schedule, now_s: float) -> Step:
         self._preempt(schedule.preempted)
         self._lifecycle.waiting.drop_front(len(schedule.admissions))
+        self._backlog.pace.admitted(len(schedule.admissions), now_s)
         for admission in schedule.admissions:
             self._count_admission(admission, now_s)
         step, flight = self._writer.write(schedule, self._results.take_sealed(), now_s)

@@ -93,6 +93,13 @@ class EngineHost:
         age_s = self.engine.step_age_s(time.monotonic())
         return age_s if age_s > OVERDUE_S else None
 
+    def expire(self) -> None:
+        """Answer those that have waited too long."""
+        frames: dict[str, Tokens] = {}
+        with self._guarded():
+            frames = self.engine.expire(time.monotonic())
+        self._deliver(frames)
+
     def audit_if_idle(self) -> None:
         """Once per idle spell: the books must say that everything is free."""
         if self._audited or self.engine.idle_for_s(time.monotonic()) <= AUDIT_AFTER_S:

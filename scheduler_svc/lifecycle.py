@@ -111,6 +111,11 @@ class Lifecycle:
             del tallies[request.request_id]
             self._report_ended(tally)
 
+    def turn_away(self, request: Request, error: WireError) -> None:
+        """End a request that waits and was never begun."""
+        request.client.failed.append((request.key, error))
+        self.finish(request, "error")
+
     def fail(self, request: Request, error: WireError, step: int) -> None:
         """End `request` in failure: what it computed in `step` is worthless. So is what forks took
         over before that was known, even if the request itself is over."""

@@ -26,6 +26,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
+        self.n_tokens = 0
+        """Of their prompts."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -33,15 +35,21 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._requests)
+
     def push(self, request: Request) -> None:
         insort(self._requests, request, key=_order)
+        self.n_tokens += request.n_prompt
 
     def remove(self, request: Request) -> None:
         place = bisect_left(self._requests, request.order, key=_order)
         if place == len(self._requests) or self._requests[place] is not request:
             raise InvariantError(f"request {request.request_id} is not in the waiting queue")
         del self._requests[place]
+        self.n_tokens -= request.n_prompt
 
     def drop_front(self, n: int) -> None:
         """The first `n` were admitted."""
+        self.n_tokens -= sum(request.n_prompt for request in self._requests[:n])
         del self._requests[:n]

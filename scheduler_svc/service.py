@@ -233,7 +233,8 @@ class SchedulerService:
             await asyncio.sleep(REPORT_PERIOD_S)
             if self._offered() != self._reported:
                 self._push_engines()
-            for host in self._hosts.values():
+            for host in list(self._hosts.values()):
+                host.expire()
                 host.audit_if_idle()
 
     def _push_engines(self) -> None:

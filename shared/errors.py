@@ -18,24 +18,37 @@ class RequestError(PagemeshError):
     """One request cannot be served; nothing else is touched.
 
     `status` is the HTTP status the gateway answers with, `code` OpenAI's machine-readable code,
-    `param` the request field at fault.
+    `param` the request field at fault, and `retry_after_s` when to come back, where that is known.
     """
 
     def __init__(
-        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
         self.code = code
         self.param = param
+        self.retry_after_s = retry_after_s
 
     def to_wire(self) -> WireError:
-        return WireError(self.status, self.code, self.param, self.message)
+        return WireError(self.status, self.code, self.param, self.message, self.retry_after_s)
 
     @classmethod
     def from_wire(cls, error: WireError) -> RequestError:
-        return cls(error.message, status=error.status, code=error.code, param=error.param)
+        return cls(
+            error.message,
+            status=error.status,
+            code=error.code,
+            param=error.param,
+            retry_after_s=error.retry_after_s,
+        )
 
 
 class StartupError(PagemeshError):

@@ -102,6 +102,7 @@ class WireError(NamedTuple):
     code: str | None
     param: str | None
     message: str
+    retry_after_s: float | None = None
 
 
 # -- gateway ⇄ tokenizer --------------------------------------------------------------------------

@@ -105,6 +105,15 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_waiting: Annotated[
         int, _meta("Most requests waiting in one engine; more are answered 429"), Meta(ge=1)
     ] = 2048
+    max_waiting_tokens: Annotated[
+        int,
+        _meta("Most prompt tokens of the requests waiting in one engine; more are answered 429"),
+        Meta(ge=1),
+    ] = 16_777_216
+    queue_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _meta("Longest a request may wait for its first step, then 503; default: for ever"),
+    ] = None
     run_ahead_depth: Annotated[
         Annotated[int, Meta(ge=1, le=8)] | None,
         _meta("Steps out before their tokens are known; default: 2, or 3 if they take under 2 ms"),

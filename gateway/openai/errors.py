@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any, Final
 
 import msgspec
@@ -47,9 +48,10 @@ def error_body(error: RequestError) -> dict[str, Any]:
 def error_response(error: RequestError) -> web.Response:
     headers = {"x-should-retry": "false"}
     if error.status in _RETRYABLE:
+        wait_s = RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
         headers = {
-            "retry-after": str(RETRY_AFTER_S),
-            "retry-after-ms": str(1000 * RETRY_AFTER_S),
+            "retry-after": str(ceil(wait_s)),
+            "retry-after-ms": str(ceil(1000 * wait_s)),
             "x-should-retry": "true",
         }
     if error.status == 401:
