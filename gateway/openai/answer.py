@@ -18,6 +18,7 @@ from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID
+from pagemesh.gateway.openai.deadline import cut_off, timeout_of
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
 from pagemesh.gateway.openai.sse import Chunks, stream
@@ -103,10 +104,12 @@ async def respond(
     answer_of: Callable[[Generation], Answer],
 ) -> web.StreamResponse:
     """Run `job` and answer it. Leaving by any way (a hang-up too) cancels what still runs."""
+    timeout_s = timeout_of(request, job.body.timeout)
     generation = job.generation(partial(_overflowed, backend, request, job))
     answer = answer_of(generation)
+    generates = job.generates(backend.seeds)
     try:
-        with backend.upstream.generating(generation, job.generates(backend.seeds)):
+        with cut_off(generation, timeout_s), backend.upstream.generating(generation, generates):
             if job.body.stream:
                 return await stream(request, generation, answer, backend)
             body = await _whole(backend, generation, answer)

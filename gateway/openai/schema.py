@@ -48,6 +48,8 @@ class GenerationRequest(Struct, kw_only=True):
     prompt_logprobs: Int32 | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
+    timeout: float | None = None
+    """Seconds for the whole answer."""
     cache_salt: str | None = None
 
 

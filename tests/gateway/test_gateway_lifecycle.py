@@ -78,6 +78,51 @@ async def test_a_hang_up_cancels_within_a_second(
     await until(gateway, f'{{code="499",handler="{COMPLETIONS}",method="POST",status="4xx"}} 1.0')
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("as_header", [False, True])
+async def test_an_answer_that_takes_longer_than_the_client_gives_it_is_cancelled(
+    gateway: Gateway, tokenizer: FakeTokenizer, path: str, stream: bool, as_header: bool
+) -> None:
+    body = {"prompt": "a"} if path == COMPLETIONS else CHAT_BODY
+    body = body | {"stream": stream} | ({} if as_header else {"timeout": 0.2})
+    headers = {"X-Request-Timeout": "0.2"} if as_header else {}
+    async with aiohttp.ClientSession() as client:
+        asking = asyncio.create_task(client.post(gateway.url + path, json=body, headers=headers))
+        talk = await tokenizer.asked.get()
+        talk.accept()
+        talk.delta("text", [1])
+        await asyncio.wait_for(talk.cancelled.wait(), 0.2 + CANCEL_TIMEOUT_S)
+        response = await asking
+        assert response.status == (200 if stream else 504)
+        text = await response.text()
+    assert '"deadline_exceeded"' in text
+    assert "0.2 s" in text
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e400, "soon"])
+async def test_a_timeout_that_is_none_is_refused(
+    gateway: Gateway, tokenizer: FakeTokenizer, seconds: Any
+) -> None:
+    body = msgspec.json.encode({"prompt": "a", "timeout": seconds}).replace(b"null", b"1e400")
+    status, answer = await gateway.post_raw(COMPLETIONS, body)
+    assert (status, answer["error"]["param"]) == (400, "timeout")
+    headers = {"X-Request-Timeout": str(seconds)}
+    status, answer = await gateway.post(COMPLETIONS, {"prompt": "a"}, headers=headers)
+    assert (status, answer["error"]["param"]) == (400, "X-Request-Timeout")
+    assert tokenizer.asked.empty()
+
+
+async def test_a_timeout_that_is_kept_changes_nothing(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a", "timeout": 30}))
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("done", [1], finish_reason="stop")
+    assert (await asking)[0] == 200
+
+
 @pytest.mark.parametrize(
     ("path", "body", "prefix"),
     [("/tokenize", {"prompt": "ab"}, "tok-"), ("/detokenize", {"tokens": [65]}, "detok-")],

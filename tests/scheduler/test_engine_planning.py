@@ -151,7 +151,7 @@ def test_too_many_waiting_is_429_and_room_is_made_by_an_abort() -> None:
     driver = Driver(max_waiting=2)
     for key in range(2):
         driver.submit(make_submit(key, prompt(3)))
-    with pytest.raises(RequestError, match="2 requests are waiting") as caught:
+    with pytest.raises(RequestError, match="2 requests with 6 prompt tokens are waiting") as caught:
         driver.submit(make_submit(2, prompt(3)))
     assert caught.value.status == 429
     driver.engine.end("tokenizer-1", [0], "abort", 0.0)
