@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Final, NamedTuple
 
 import uvloop
 from aiohttp.typedefs import Middleware
@@ -21,6 +20,23 @@ _INNER: Final = {
     "scheduler": ("pagemesh.scheduler_svc.service", "SchedulerService"),
     "worker": ("pagemesh.worker_svc.service", "WorkerService"),
 }
+
+
+class Parts(NamedTuple):
+    """What the shell runs: the core of a service, and what surrounds each of its routes."""
+
+    build: BuildService
+    middlewares: list[Middleware]
+
+
+def service_parts(service: str, settings: Settings) -> Parts:
+    if service == "gateway":
+        from pagemesh.gateway.service import GatewayService, middlewares
+
+        return Parts(GatewayService, middlewares(settings))
+    module, name = _INNER[service]
+    build: BuildService = getattr(import_module(module), name)
+    return Parts(build, [guarding(link_access(settings.gateway))])
 
 
 def run_service(service: str, settings: Settings) -> None:
@@ -40,18 +56,14 @@ def run_service(service: str, settings: Settings) -> None:
 
 
 def _run_gateway(settings: Settings) -> None:
-    from pagemesh.gateway.service import GatewayService, middlewares
-
     gateway = settings.gateway
     port, shared_port = _gateway_ports(settings)
     _run(
         "gateway",
         settings,
-        GatewayService,
         address=(gateway.host, port),
         shared_port=shared_port,
         tls=client_facing_context(gateway),
-        middlewares=middlewares(settings),
     )
 
 
@@ -71,37 +83,32 @@ def _gateway_ports(settings: Settings) -> tuple[int, int | None]:
 
 def _run_inner(service: str, settings: Settings) -> None:
     check_link_exposure(settings.mesh)
-    module, name = _INNER[service]
-    build: BuildService = getattr(import_module(module), name)
     _run(
         service,
         settings,
-        build,
         address=(settings.mesh.service_host, settings.mesh.service_port),
         tls=listening_context(settings.mesh),
-        middlewares=[guarding(link_access(settings.gateway))],
     )
 
 
 def _run(
     service: str,
     settings: Settings,
-    build: BuildService,
     *,
     address: tuple[str, int],
     shared_port: int | None = None,
     tls: ssl.SSLContext | None = None,
-    middlewares: Sequence[Middleware] = (),
 ) -> None:
     host, port = address
+    parts = service_parts(service, settings)
     running = serve(
         service,
         settings,
-        build,
+        parts.build,
         host=host,
         port=port,
         shared_port=shared_port,
         tls=tls,
-        middlewares=middlewares,
+        middlewares=parts.middlewares,
     )
     uvloop.run(running)

@@ -187,4 +187,4 @@ def _instance(value: str) -> Instance:
 def masked_url(url: str) -> str:
     """`url` without its password, `redis://user:password@host` or `unix://…?password=…`."""
     url = re.sub(r"(://[^:/@\s]*:)[^@/\s]+@", rf"\1{MASK}@", url)
-    return re.sub(r"([?&]password=)[^&\s\"]+", rf"\1{MASK}", url)
+    return re.sub(r"([?&](?:ssl_)?password=)[^&\s\"]+", rf"\1{MASK}", url)

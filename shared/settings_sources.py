@@ -7,6 +7,7 @@ names the nearest one; every value is typed by the schema.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -162,7 +163,7 @@ def _from_yaml(path: Path) -> dict[str, Given]:
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}", key="config") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid YAML: {error}", key="config") from error
+        raise SettingsError(f"{path} is not valid YAML: {_flaw(error)}", key="config") from error
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -173,6 +174,14 @@ def _from_yaml(path: Path) -> dict[str, Given]:
             raise SettingsError(f"{path} sets {key} twice", key=key)
         given[key] = Given(value, str(path))
     return given
+
+
+def _flaw(error: Exception) -> str:
+    """What is wrong and where, without what stands there: it may be a secret."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error)
+    problem = re.sub(r" *'.*'", "", error.problem or "a flaw")
+    return f"{problem} in line {error.problem_mark.line + 1}"
 
 
 def _leaves(document: Mapping[Any, Any], path: Path) -> Iterable[tuple[str, Any]]:

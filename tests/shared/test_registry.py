@@ -156,6 +156,10 @@ async def test_without_redis_nothing_raises_but_the_questions() -> None:
         ("redis://:pw@h:1", "redis://:********@h:1"),
         ("rediss://user:p%40w@h", "rediss://user:********@h"),
         ("unix:///tmp/s?password=pw&db=1", "unix:///tmp/s?password=********&db=1"),
+        (
+            "rediss://h?ssl_keyfile=k&ssl_password=pw",
+            "rediss://h?ssl_keyfile=k&ssl_password=********",
+        ),
     ],
 )
 def test_passwords_are_masked(url: str, shown: str) -> None:

@@ -96,7 +96,7 @@ def test_the_yaml_file_may_come_from_the_environment(tmp_path: Path) -> None:
         ("schedular: {port: 1}", "the nearest is scheduler"),
         ("port: 1\ngateway: {port: 2}", "sets port twice"),
         ("- a list", "must hold settings"),
-        ("a: b: c", "is not valid YAML"),
+        ("a: b: c", "is not valid YAML: mapping values are not allowed here in line 1"),
         ("port: [1]", "port = [1] (from {path}) will not do: expected int"),
         ("enable_prefix_caching: maybe", "will not do"),
     ],
@@ -143,6 +143,16 @@ def test_a_value_outside_its_type_is_refused_from_every_source(
         message = error_of(**sources)
         assert key in message
         assert reason in message
+
+
+@pytest.mark.parametrize(
+    "text", ["api_key: [hidden", "mesh_secret: *hidden", "x: 1\nkey: hidden: 1"]
+)
+def test_a_line_of_yaml_with_a_flaw_is_not_repeated(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    message = error_of(yaml_path=tmp_path / "c.yaml")
+    assert "in line" in message
+    assert "hidden" not in message
 
 
 def test_a_bad_secret_is_not_repeated() -> None:
