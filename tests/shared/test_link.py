@@ -131,6 +131,24 @@ async def test_the_handshake_refuses(hello: Hello, reason: str) -> None:
         assert there.accepted.empty()
 
 
+async def test_a_listener_that_does_not_know_the_secret_is_refused() -> None:
+    """It may have let us in because it does not check."""
+
+    async def endpoint(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive_bytes()
+        await socket.send_bytes(encode(LISTENER._replace(secret="")))
+        await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.router.add_get(LINK_PATH, endpoint)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        with pytest.raises(HandshakeRefused, match="mesh secret"):
+            await dial(session, f"{server.host}:{server.port}", DIALLER)
+
+
 async def test_a_first_frame_that_is_no_hello_is_refused() -> None:
     async with listening() as there:
         socket = await there.session.ws_connect(f"ws://{there.address}{LINK_PATH}")
