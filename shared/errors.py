@@ -73,7 +73,7 @@ class LinkClosed(PagemeshError):
 
 
 class HandshakeRefused(PagemeshError):
-    """The peer does not accept us: another protocol version or another mesh secret."""
+    """One side does not accept the other: another protocol version, mesh secret or idea of TLS."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"{address} refused the handshake: {reason}")

@@ -3,6 +3,7 @@ command and variable goes through our own command line and settings."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import tomllib
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from certificates import Authority
 
 from pagemesh import cli
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import ENV_PREFIX, load_settings
+from pagemesh.shared.tls import listening_context
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+TLS: dict[str, Any] = yaml.safe_load((ROOT / "compose.tls.yaml").read_text())
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 OURS = ("gateway", "tokenizer", "scheduler", "worker", "prepare")
 SHELL = {"PAGEMESH_MESH_SECRET": "s", "PAGEMESH_API_KEY": "k"}
@@ -118,3 +124,41 @@ def test_the_worker_may_have_a_gpu() -> None:
     [device] = gpu["services"]["worker"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
     assert interpolated(device["device_ids"][0], {}) == "0"
+
+
+@pytest.mark.parametrize("service", OURS[:-1])
+def test_tls_is_the_same_for_every_service(service: str) -> None:
+    more = TLS["services"][service]
+    environ = {**COMPOSE["services"][service]["environment"], **more["environment"]}
+    interpolate = {name: interpolated(value, SHELL) for name, value in environ.items()}
+    mesh = load_settings({}, None, interpolate).settings.mesh
+    files = {mesh.mesh_certfile, mesh.mesh_keyfile, mesh.mesh_cafile}
+    assert len(files) == 3
+    [mount] = more["volumes"]
+    folder = interpolated(mount, {}).split(":")[1]
+    assert all(str(file).startswith(f"{folder}/") for file in files)
+
+
+@pytest.mark.parametrize("service", OURS[1:-1])
+async def test_health_behind_tls_is_asked_for_as_a_member(service: str, tmp_path: Path) -> None:
+    identity = Authority(tmp_path / "ca").issue("member")
+    for name, file in zip(("cert.pem", "key.pem", "ca.pem"), identity, strict=True):
+        (tmp_path / name).write_bytes(file.read_bytes())
+
+    answers = iter((200, 503))
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.Response(status=next(answers))
+
+    app = web.Application()
+    app.router.add_get("/ready", ready)
+    server = TestServer(app)
+    await server.start_server(ssl=listening_context(identity.mesh()))
+    _, *command, program = TLS["services"][service]["healthcheck"]["test"]
+    program = program.replace("/certificates", str(tmp_path)).replace("7000", str(server.port))
+    for exit_code in (0, 1):
+        probe = await asyncio.create_subprocess_exec(
+            *command, program, stderr=asyncio.subprocess.DEVNULL
+        )
+        assert await probe.wait() == exit_code
+    await server.close()
