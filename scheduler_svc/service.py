@@ -1,4 +1,4 @@
-"""The scheduler service: tokenizer services above, one worker link per engine below."""
+"""The scheduler service: tokenizer services above, a link to each leased worker below."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
+from pagemesh.scheduler_svc.worker_leases import WorkerLeases
 from pagemesh.shared.engine_messages import End, Lost, NeedSnapshot, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, SettingsError
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStatus
 from pagemesh.shared.metrics import EngineCollector
-from pagemesh.shared.peers import Peers
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.wire import Message
 
@@ -46,6 +46,7 @@ class SchedulerService:
         self._refused: str | None = None
         self._draining = False
         self._settled = asyncio.Event()
+        self._leases = WorkerLeases(runtime, self._serve_worker, self._busy, self._let_go)
         runtime.metrics.register(EngineCollector(self._all_statuses))
         runtime.metrics.register(SchedulerCollector(self._views))
 
@@ -55,7 +56,7 @@ class SchedulerService:
     def not_ready(self) -> str | None:
         if self._draining:
             return "draining"
-        if not self._hosts:
+        if not self._hosts and not self._leases.stands_by:
             return self._refused or "no worker is linked"
         for host in self._hosts.values():
             overdue_s = host.overdue_s()
@@ -64,27 +65,17 @@ class SchedulerService:
         return None
 
     async def run(self) -> None:
-        runtime = self._runtime
-        peers = Peers(
-            "worker",
-            runtime.registry,
-            runtime.session,
-            runtime.hello,
-            self._serve_worker,
-            runtime.metrics,
-            runtime.link_tls,
-        )
         try:
             with rare_collections():
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(peers.run(), name="workers")
+                    tasks.create_task(self._leases.run(), name="workers")
                     tasks.create_task(self._report(), name="report")
         finally:
             await asyncio.gather(*(link.close("shutting down") for link in self._owners.values()))
 
     async def drain(self) -> None:
         """Send newcomers elsewhere and return when every engine is idle."""
-        self._draining = True
+        self._draining = self._leases.leaving = True
         self._push_engines()
         while not all(host.engine.idle for host in self._hosts.values()):
             self._settled.clear()
@@ -137,8 +128,7 @@ class SchedulerService:
     # -- workers -----------------------------------------------------------------------------------
 
     async def _serve_worker(self, link: Link) -> None:
-        """A worker offers its engine when it is ready and we may command it, and takes it back
-        when another scheduler may."""
+        """A worker that we lease offers its engine when it is ready."""
         host: EngineHost | None = None
         last_step = 0
         try:
@@ -212,6 +202,15 @@ class SchedulerService:
             if link is not None:
                 _send(link, Lost(engine_id, keys))
         self._settled.set()
+
+    def _busy(self) -> set[str]:
+        return {name for name, host in self._hosts.items() if not host.engine.idle}
+
+    def _let_go(self, worker: str) -> None:
+        """Its engine, which is idle, is another scheduler's now."""
+        if self._hosts.pop(worker, None) is not None:
+            self._push_engines()
+            self._settled.set()
 
     # -- reports -----------------------------------------------------------------------------------
 

@@ -235,8 +235,13 @@ async def _connect(
         raise HandshakeRefused(address, reason) from error
 
 
-async def accept(request: web.Request, hello: Hello) -> tuple[Link | None, web.WebSocketResponse]:
-    """Answer a dialling peer. The link is None when it was refused; return the response anyway."""
+async def accept(
+    request: web.Request, hello: Hello, refuse: Callable[[Hello], str | None] | None = None
+) -> tuple[Link | None, web.WebSocketResponse]:
+    """Answer a dialling peer. The link is None when it was refused; return the response anyway.
+
+    `refuse` gives the reason to refuse a peer that could be linked.
+    """
     socket = web.WebSocketResponse(
         heartbeat=HEARTBEAT_S,
         timeout=GOODBYE_TIMEOUT_S,
@@ -250,6 +255,8 @@ async def accept(request: web.Request, hello: Hello) -> tuple[Link | None, web.W
         await socket.close()
         return None, socket
     reason = _refusal(first, hello)
+    if reason is None and refuse is not None and isinstance(first, Hello):
+        reason = refuse(first)
     if reason is not None or not isinstance(first, Hello):
         await socket.send_bytes(encode(Refused(reason or "no Hello")))
         await socket.close()

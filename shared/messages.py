@@ -69,7 +69,8 @@ class EngineStatus(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """First frame of each side. `epoch` is the incarnation of the process (start time, ns)."""
+    """First frame of each side. `epoch` is the incarnation of the process (start time, ns). A
+    scheduler that dials a worker names the term of its lease."""
 
     protocol: int
     service: str
@@ -77,6 +78,7 @@ class Hello(NamedTuple):
     epoch: int
     secret: str
     engines: list[EngineStatus] = []
+    lease_term: int = 0
 
 
 class Refused(NamedTuple):

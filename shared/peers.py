@@ -1,14 +1,15 @@
 """The links to every live instance of the service below.
 
 `Peers` watches the registry, dials newcomers, and redials with back-off while an instance is still
-announced. A link that answers is alive whatever the registry says: a lapsed key closes nothing.
+announced; or it is told whom to link to. A link that answers is alive whatever the registry says: a
+lapsed key closes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import aiohttp
@@ -32,7 +33,8 @@ class Peers:
     """Owner of the links to one service.
 
     `on_link` runs for the life of each link: it reads the link until the link ends, and whatever
-    it does afterwards (placing requests elsewhere) belongs to it too.
+    it does afterwards (placing requests elsewhere) belongs to it too. `lease_term` gives the term
+    by which we command an instance, and `on_refused` hears of one that will not have us.
     """
 
     def __init__(
@@ -44,6 +46,9 @@ class Peers:
         on_link: Callable[[Link], Awaitable[None]],
         metrics: CollectorRegistry,
         tls: ssl.SSLContext | None = None,
+        *,
+        lease_term: Callable[[str], int] = lambda _: 0,
+        on_refused: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.links: dict[str, Link] = {}
         self._service = service
@@ -52,7 +57,9 @@ class Peers:
         self._hello = hello
         self._on_link = on_link
         self._tls = tls
-        self._announced: dict[str, Instance] = {}
+        self._lease_term = lease_term
+        self._on_refused = on_refused
+        self._wanted: dict[str, Instance] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._round_trip_s = Histogram(
             metrics,
@@ -62,18 +69,25 @@ class Peers:
         ).labels(service)
 
     async def run(self) -> None:
-        """Keep the links up until cancelled; then close them."""
+        """Link to all that the registry announces, until cancelled; then close the links."""
         try:
             async for instances in self._registry.watch(self._service):
-                self._announced = {instance.instance_id: instance for instance in instances}
-                for instance in instances:
-                    self._ensure(instance)
+                self.want(instances)
         finally:
-            self._announced = {}  # so that nobody is dialled again
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.close()
+
+    def want(self, instances: Iterable[Instance]) -> None:
+        """Keep links to `instances` up. One that is no longer among them is not dialled again."""
+        self._wanted = {instance.instance_id: instance for instance in instances}
+        for instance in self._wanted.values():
+            self._ensure(instance)
+
+    async def close(self) -> None:
+        self._wanted = {}  # so that nobody is dialled again
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ensure(self, instance: Instance) -> None:
         name = instance.instance_id
@@ -85,14 +99,14 @@ class Peers:
     def _forget(self, name: str) -> None:
         """A task ended; the registry tells changes only, so look whether it is still wanted."""
         self._tasks.pop(name, None)
-        if name in self._announced:
-            self._ensure(self._announced[name])
+        if name in self._wanted:
+            self._ensure(self._wanted[name])
 
     async def _keep(self, instance: Instance) -> None:
-        """Dial `instance` again and again for as long as the registry announces it."""
+        """Dial `instance` again and again for as long as it is wanted."""
         name, backoff_s = instance.instance_id, FIRST_BACKOFF_S
         told: str | None = None
-        while self._announced.get(name) == instance:
+        while self._wanted.get(name) == instance:
             try:
                 if await self._dial_and_serve(instance):
                     backoff_s, told = FIRST_BACKOFF_S, None
@@ -100,6 +114,7 @@ class Peers:
                 if error.reason != told:
                     log.error("handshake_refused", peer=name, reason=error.reason)
                 told = error.reason
+                self._on_refused(name)
                 backoff_s = MAX_BACKOFF_S
             except Exception:
                 # A fault of ours in one link must not cost the peer for ever.
@@ -110,7 +125,8 @@ class Peers:
     async def _dial_and_serve(self, instance: Instance) -> bool:
         """Whether there was a link. Raises HandshakeRefused, and what `on_link` raises."""
         try:
-            link = await dial(self._session, instance.address, self._hello(), self._tls)
+            hello = self._hello()._replace(lease_term=self._lease_term(instance.instance_id))
+            link = await dial(self._session, instance.address, hello, self._tls)
         except (OSError, aiohttp.ClientError) as error:
             log.debug("dial_failed", peer=instance.instance_id, error=str(error))
             return False

@@ -18,6 +18,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from pagemesh.shared.leases import LeaseKeys
 from pagemesh.shared.wire import PROTOCOL
 
 HEARTBEAT_S: Final = 1.0
@@ -25,7 +26,8 @@ KEY_TTL_S: Final = 3.0
 WATCH_PERIOD_S: Final = 0.25
 REDIS_TIMEOUT_S: Final = 2.0
 MASK: Final = "********"
-_AWAY = (RedisError, OSError, TimeoutError)
+AWAY: Final = (RedisError, OSError, TimeoutError)
+"""What a call to Redis raises when it cannot be reached."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +56,7 @@ class Registry:
             socket_connect_timeout=REDIS_TIMEOUT_S,
             decode_responses=True,
         )
+        self.leases = LeaseKeys(self._redis, mesh_name)
         self._mesh = mesh_name
         self._away = False
         self._passed_over: set[str] = set()
@@ -85,7 +88,7 @@ class Registry:
                 pipe.delete(self._key(instance.service, instance.instance_id))
                 pipe.srem(self._ids_key(instance.service), instance.instance_id)
                 await pipe.execute()
-        except _AWAY as error:
+        except AWAY as error:
             self._note_away(error)
 
     async def instances(self, service: str) -> list[Instance]:
@@ -134,7 +137,7 @@ class Registry:
         while True:
             try:
                 current = await self.instances(service)
-            except _AWAY as error:
+            except AWAY as error:
                 self._note_away(error)
             else:
                 self._note_back()
@@ -156,7 +159,7 @@ class Registry:
                 pipe.set(key, msgspec.json.encode(instance), px=int(KEY_TTL_S * 1000))
                 pipe.sadd(self._ids_key(instance.service), instance.instance_id)
                 await pipe.execute()
-        except _AWAY as error:
+        except AWAY as error:
             self._note_away(error)
         else:
             self._note_back()

@@ -1,4 +1,4 @@
-"""The worker service: links of schedulers in front, the runner in threads behind."""
+"""The worker service: the link of its scheduler in front, the runner in threads behind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from aiohttp import web
 
 from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult
 from pagemesh.shared.errors import LinkClosed
+from pagemesh.shared.leases import Lease
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
+from pagemesh.shared.registry import AWAY
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import Message
@@ -57,6 +59,7 @@ class WorkerService:
         self._metrics = WorkerMetrics(runtime.metrics)
         self._command = Command()
         self._holder: Link | None = None
+        self._freeing: set[asyncio.Task[None]] = set()
         self._runner: Runner | None = None
         self._compute: ComputeThread | None = None
         self._stage = "starting"
@@ -109,32 +112,42 @@ class WorkerService:
     # -- links ------------------------------------------------------------------------------------
 
     async def _on_dial(self, request: web.Request) -> web.StreamResponse:
-        link, response = await accept(request, self._runtime.hello())
+        hello, refusal = self._runtime.hello(), self._command.refusal
+        link, response = await accept(request, hello, refusal)
         if link is None:
             return response
-        self._command.join(link)
-        self._hand_over()
+        if not self._command.join(link):
+            await link.close("another scheduler was first")
+            return response
+        self._obey(link)
         try:
             async for message in link:
                 self._on_message(link, message)
         finally:
-            self._command.leave(link)
-            self._hand_over()
+            if self._command.leave(link):
+                self._obey(None)
+                self._free(link)
             await link.close()
         return response
 
-    def _hand_over(self) -> None:
-        """Let the link that should command do so, and take the engine from the one that did."""
-        before, self._holder = self._holder, self._command.holder
-        if before is self._holder:
-            return
-        if before is not None:
-            _send(before, Engines([]))
-        if self._holder is not None:
-            log.info("commanded_by", scheduler=self._holder.name)
+    def _obey(self, link: Link | None) -> None:
+        """Its steps are executed from now on, and no other's."""
+        self._holder = link
+        if link is not None:
+            log.info("commanded_by", scheduler=link.name, lease_term=link.peer.lease_term)
         self._snapshot_asked = False
         self._settled.set()
         self._offer()
+
+    def _free(self, link: Link) -> None:
+        """Its lease need not lapse before another scheduler may take it."""
+        freeing = asyncio.create_task(self._release(Lease(link.peer.lease_term, link.name)))
+        self._freeing.add(freeing)
+        freeing.add_done_callback(self._freeing.discard)
+
+    async def _release(self, lease: Lease) -> None:
+        with suppress(*AWAY):
+            await self._runtime.registry.leases.release(self._runtime.instance_id, lease)
 
     def _offer(self) -> None:
         if self._holder is None or self._runner is None:

@@ -15,29 +15,36 @@ from worker_model import EPOCH, WorkerModel
 from pagemesh.scheduler_svc.service import SchedulerService
 from pagemesh.shared.engine_messages import End, Lost, Step, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed
+from pagemesh.shared.leases import Lease
 from pagemesh.shared.link import LINK_PATH, Link, accept, dial
 from pagemesh.shared.messages import Capacity, Engines, EngineStats, EngineStatus, Hello, ModelCard
 from pagemesh.shared.registry import Instance, Registry
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import PROTOCOL, Message
+from pagemesh.worker_svc.command import Command
+
+Start = Callable[..., "asyncio.Future[Scheduler]"]
 
 
 class FakeWorker:
     """A worker process: its registry key, its link endpoint, and the strict model behind it.
 
-    While `held`, steps are computed but their results wait for `release`.
+    While `held`, steps are computed but their results wait for `release`. `refuse` is why it will
+    have no scheduler.
     """
 
     def __init__(self, name: str, card: ModelCard, capacity: Capacity, registry: Registry) -> None:
         self.name = name
         self.held = False
+        self.refuse: str | None = None
         self.steps: list[Step] = []
         self.model = WorkerModel(card, capacity)
         self.link: Link | None = None
         self.stepped = asyncio.Event()
         self._status = EngineStatus(name, card, capacity, EngineStats())
         self._registry = registry
+        self._command = Command()
         self._results: deque[Message] = deque()
         self._runner: web.AppRunner | None = None
         self._beat: asyncio.Task[None] | None = None
@@ -90,10 +97,14 @@ class FakeWorker:
             self.stepped.clear()
             await self.stepped.wait()
 
+    def _refusal(self, hello: Hello) -> str | None:
+        return self.refuse or self._command.refusal(hello)
+
     async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         hello = Hello(PROTOCOL, "worker", self.name, EPOCH, "")
-        link, socket = await accept(request, hello)
-        assert link is not None
+        link, socket = await accept(request, hello, self._refusal)
+        if link is None or not self._command.join(link):
+            return socket
         self.link = link
         self.offer()
         async for message in link:
@@ -103,6 +114,9 @@ class FakeWorker:
             self.stepped.set()
             if not self.held:
                 self.release()
+        if self._command.leave(link):
+            lease = Lease(link.peer.lease_term, link.name)
+            await self._registry.leases.release(self.name, lease)
         await link.close()
         return socket
 
@@ -163,7 +177,7 @@ class Scheduler:
         assert settings.mesh.redis_url is not None
         self.registry = Registry(settings.mesh.redis_url, settings.mesh.mesh_name)
         self.service: SchedulerService | None = None
-        self.address = ""
+        self.address = self.name = ""
         self._settings = settings
         self._session = session
         self._task: asyncio.Task[None] | None = None
@@ -175,25 +189,36 @@ class Scheduler:
             serve("scheduler", self._settings, self._build, host="127.0.0.1", port=0)
         )
         async for instances in self.registry.watch("scheduler"):
-            if instances:
-                self.address = instances[0].address
+            ours = [each for each in instances if each.instance_id == self.name]
+            if ours:
+                self.address = ours[0].address
                 break
 
     async def stop(self) -> None:
         for link in self._links:
             await link.close()
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self.die()
         for worker in self._workers:
             await worker.stop()
         await self.registry.close()
 
+    async def die(self) -> None:
+        """As a process that dies: its links end, its registry key lapses by itself."""
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
     async def worker(
-        self, name: str, card: ModelCard, capacity: Capacity, *, held: bool = False
+        self,
+        name: str,
+        card: ModelCard,
+        capacity: Capacity,
+        *,
+        held: bool = False,
+        refuse: str | None = None,
     ) -> FakeWorker:
         worker = FakeWorker(name, card, capacity, self.registry)
-        worker.held = held
+        worker.held, worker.refuse = held, refuse
         self._workers.append(worker)
         await worker.start()
         return worker
@@ -208,5 +233,5 @@ class Scheduler:
             return response.status, await response.text()
 
     def _build(self, runtime: Runtime) -> SchedulerService:
-        self.service = SchedulerService(runtime)
+        self.service, self.name = SchedulerService(runtime), runtime.instance_id
         return self.service

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 
-import aiohttp
 import pytest
-from msgspec.structs import replace
 from scheduler_helpers import expected_answer, make_capacity, make_card, make_submit
-from service_harness import FakeTokenizer, FakeWorker, Scheduler
+from service_harness import FakeTokenizer, FakeWorker, Scheduler, Start
 from structlog.typing import EventDict
 
 from pagemesh.scheduler_svc import engine_host
 from pagemesh.shared.engine_messages import StepResult
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
-from pagemesh.shared.settings import MeshSettings, SchedulerSettings, Settings
 from pagemesh.shared.wire import unpack_ids
 
 PROMPT = [3, 4, 5, 6, 7]
-Start = Callable[..., "asyncio.Future[Scheduler]"]
-
-
-@pytest.fixture
-async def start(redis_url: str, mesh_name: str) -> AsyncIterator[Start]:
-    """Starts schedulers with the given scheduler settings; stops them after the test."""
-    async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-
-        async def start_one(**options: object) -> Scheduler:
-            settings = replace(
-                Settings(),
-                mesh=MeshSettings(redis_url=redis_url, mesh_name=mesh_name),
-                scheduler=SchedulerSettings(**options),  # type: ignore[arg-type]
-            )
-            scheduler = Scheduler(settings, session)
-            stack.push_async_callback(scheduler.stop)
-            await scheduler.start()
-            return scheduler
-
-        yield start_one  # type: ignore[misc]
 
 
 @pytest.fixture

@@ -92,7 +92,8 @@ async def test_another_scheduler_takes_over_while_steps_are_in_flight(
 ) -> None:
     async with held(start, decoder) as on:
         await on.launch(4, 1)
-        async with on.worker.scheduler("young", epoch=2) as young:
+        await on.scheduler.link.close()
+        async with on.worker.scheduler("young", term=2) as young:
             await young.engines()
             theirs = driver(epoch=7)
             theirs.enter(0, PROMPT[1:])

@@ -9,6 +9,8 @@ from worker_harness import GREEDY, alone, tiny_runner
 from worker_service_harness import PROMPT, Worker, driver, gated
 
 from pagemesh.shared.engine_messages import NeedSnapshot, Step
+from pagemesh.shared.errors import HandshakeRefused
+from pagemesh.shared.registry import Registry
 from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.service import MAX_QUEUED_STEPS
@@ -34,42 +36,55 @@ async def test_a_runner_that_breaks_costs_its_scheduler_the_link(
             assert await scheduler.tokens() == []
 
 
-async def test_the_youngest_scheduler_commands_and_the_next_takes_over_from_an_empty_batch(
+async def test_a_scheduler_commands_for_as_long_as_its_link_lives(
     worker: Worker, decoder: Decoder
 ) -> None:
-    async with worker.scheduler("old", epoch=1) as old:
+    async with worker.scheduler("old", term=5) as old:
         assert len((await old.engines()).engines) == 1
+        with pytest.raises(HandshakeRefused, match="old commands this worker"):
+            async with worker.scheduler("young", term=6):
+                pass
         books = driver()
         books.enter(0, PROMPT)
         old.link.send(books.plan({0: 4}))
-        first = await old.tokens()
-        async with worker.scheduler("young", epoch=2) as young:
-            assert (await old.engines()).engines == []
-            assert len((await young.engines()).engines) == 1
-            old.link.send(books.plan({0: 1}))  # no longer heard
-            theirs = driver(epoch=7)
-            theirs.enter(0, PROMPT[1:])
-            young.link.send(theirs.plan({0: 3}))
-            assert await young.tokens() == alone(decoder, PROMPT[1:], GREEDY, 1)
-        assert len((await old.engines()).engines) == 1
-        old.link.send(books.plan({0: 1}))
-        assert await old.next(NeedSnapshot) == NeedSnapshot(1, 0)
-        books.leave(0)
-        books.enter(5, PROMPT + first, n_prompt=4)
-        old.link.send(books.plan({5: 5})._replace(base=0, gone=b""))
-        assert await old.tokens() == alone(decoder, PROMPT, GREEDY, 2)[1:]
+        assert await old.tokens() == alone(decoder, PROMPT, GREEDY, 1)
 
 
-async def test_an_older_scheduler_stands_by(worker: Worker) -> None:
-    async with worker.scheduler("young", epoch=2) as young:
-        await young.engines()
-        async with worker.scheduler("old", epoch=1) as old:
-            old.link.send(driver().plan({}))
-            young.link.send(driver().plan({}))
-            assert await young.tokens() == []
-            await young.link.close()
-            # Its first word: the engine, once the other is gone.
-            assert len((await old.engines()).engines) == 1
+async def test_the_next_scheduler_begins_with_an_empty_batch_and_the_last_is_refused(
+    worker: Worker, decoder: Decoder
+) -> None:
+    async with worker.scheduler("old", term=5) as old:
+        await old.engines()
+        books = driver()
+        books.enter(0, PROMPT)
+        old.link.send(books.plan({0: 4}))
+        await old.tokens()
+    async with worker.scheduler("young", term=6) as young:
+        assert len((await young.engines()).engines) == 1
+        theirs = driver(epoch=7)
+        theirs.enter(0, PROMPT[1:])
+        young.link.send(theirs.plan({0: 3}))
+        assert await young.tokens() == alone(decoder, PROMPT[1:], GREEDY, 1)
+    with pytest.raises(HandshakeRefused, match="its lease, of term 5, is over: 6 has commanded"):
+        async with worker.scheduler("old", term=5):
+            pass
+
+
+async def test_the_lease_is_free_as_soon_as_the_link_of_its_holder_ends(
+    worker: Worker, redis_url: str, mesh_name: str
+) -> None:
+    registry = Registry(redis_url, mesh_name)
+    [instance] = await registry.instances("worker")
+    name = instance.instance_id
+    lease = await registry.leases.claim(name, "old")
+    assert lease is not None
+    async with worker.scheduler("old", term=lease.term) as old:
+        await old.engines()
+        assert await registry.leases.claim(name, "young") is None
+    while (young := await registry.leases.claim(name, "young")) is None:
+        pass
+    assert young.term > lease.term
+    await registry.close()
 
 
 async def test_a_scheduler_that_dials_again_replaces_its_link(worker: Worker) -> None:
@@ -109,7 +124,7 @@ async def test_a_scheduler_that_sends_without_end_loses_its_link(
             scheduler.link.send(books.plan(work))
         assert await scheduler.ended()
         gate.open.set()
-        async with worker.scheduler("other") as other:
+        async with worker.scheduler("other", term=2) as other:
             await other.engines()
             other.link.send(driver().plan({}))
             assert await other.tokens() == []

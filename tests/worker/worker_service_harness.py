@@ -107,8 +107,9 @@ class Worker(NamedTuple):
     session: aiohttp.ClientSession
 
     @asynccontextmanager
-    async def scheduler(self, name: str = "s1", epoch: int = 1) -> AsyncIterator[Scheduler]:
-        hello = Hello(PROTOCOL, "scheduler", name, epoch, "")
+    async def scheduler(self, name: str = "s1", term: int = 1) -> AsyncIterator[Scheduler]:
+        """Raises HandshakeRefused when it may not command."""
+        hello = Hello(PROTOCOL, "scheduler", name, 1, "", lease_term=term)
         link = await dial(self.session, self.address, hello)
         try:
             yield Scheduler(link)
