@@ -25,6 +25,7 @@ from pagemesh.shared.registry import Instance, Registry
 ECHO_PERIOD_S: Final = 1.0
 FIRST_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 2.0
+MAX_TOLD: Final = 64
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +62,8 @@ class Peers:
         self._on_refused = on_refused
         self._wanted: dict[str, Instance] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._told: dict[str, str] = {}
+        """Why each of the last that refused us did."""
         self._round_trip_s = Histogram(
             metrics,
             "pagemesh_link_round_trip_seconds",
@@ -105,15 +108,12 @@ class Peers:
     async def _keep(self, instance: Instance) -> None:
         """Dial `instance` again and again for as long as it is wanted."""
         name, backoff_s = instance.instance_id, FIRST_BACKOFF_S
-        told: str | None = None
         while self._wanted.get(name) == instance:
             try:
                 if await self._dial_and_serve(instance):
-                    backoff_s, told = FIRST_BACKOFF_S, None
+                    backoff_s = FIRST_BACKOFF_S
             except HandshakeRefused as error:
-                if error.reason != told:
-                    log.error("handshake_refused", peer=name, reason=error.reason)
-                told = error.reason
+                self._tell(name, error.reason)
                 self._on_refused(name)
                 backoff_s = MAX_BACKOFF_S
             except Exception:
@@ -121,6 +121,14 @@ class Peers:
                 log.exception("link_failed", peer=name)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _tell(self, name: str, reason: str) -> None:
+        """Once, until there is a link or another reason."""
+        if self._told.pop(name, None) != reason:
+            log.error("handshake_refused", peer=name, reason=reason)
+        self._told[name] = reason
+        if len(self._told) > MAX_TOLD:
+            del self._told[next(iter(self._told))]
 
     async def _dial_and_serve(self, instance: Instance) -> bool:
         """Whether there was a link. Raises HandshakeRefused, and what `on_link` raises."""
@@ -135,6 +143,7 @@ class Peers:
 
     async def _serve(self, link: Link) -> None:
         self.links[link.name] = link
+        self._told.pop(link.name, None)
         log.info("link_up", peer=link.name)
         echoes = asyncio.create_task(link.measure(ECHO_PERIOD_S, self._round_trip_s.observe))
         try:

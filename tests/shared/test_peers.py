@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from pagemesh.shared import peers as peers_module
 from pagemesh.shared.distribution import Observations
@@ -192,3 +193,33 @@ async def test_another_secret_gets_no_link(above: Above, registry: Registry) -> 
     ):
         assert (await above.came.get()).name == "worker-2"
         assert stranger.links.empty()
+
+
+async def test_a_refusal_is_told_once_though_the_peer_is_wanted_again(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a scheduler whose lease is taken, refused and freed over and over."""
+    monkeypatch.setattr(peers_module, "MAX_BACKOFF_S", 0.001)
+    refused: asyncio.Queue[str] = asyncio.Queue()
+    hello = Hello(PROTOCOL, "scheduler", "scheduler-1", 1, "secret")
+    async with (
+        Below("worker-1", secret="another").up() as instance,
+        aiohttp.ClientSession() as session,
+    ):
+        peers = Peers(
+            "worker",
+            registry,
+            session,
+            lambda: hello,
+            lambda _: asyncio.sleep(0),
+            CollectorRegistry(),
+            on_refused=refused.put_nowait,
+        )
+        with capture_logs() as logs:
+            for _ in range(3):
+                peers.want([instance])
+                assert await refused.get() == "worker-1"
+                await peers.close()
+                while not refused.empty():
+                    refused.get_nowait()
+    assert [line["event"] for line in logs] == ["handshake_refused"]
