@@ -9,7 +9,7 @@ import msgspec
 from pagemesh.scheduler_svc.inflight import Chunk, InFlight
 from pagemesh.scheduler_svc.planning import Admission, Schedule
 from pagemesh.scheduler_svc.prefix import PrefixCache
-from pagemesh.scheduler_svc.request import Request
+from pagemesh.scheduler_svc.request import Borrower, Request
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.shared.engine_messages import NewRow, Step
 from pagemesh.shared.sampling import SamplingParams
@@ -73,6 +73,12 @@ class StepWriter:
         for admission, blocks in zip(admissions, tables, strict=True):
             request, prefix = admission.request, admission.prefix
             self._residents.admit(request, blocks, prefix.computed, self.step)
+            if prefix.lenders:
+                # It publishes what its lenders do not come to.
+                self._cache.begin(request, 0)
+                for lender in prefix.lenders:
+                    lender.borrowers.append(Borrower(request, prefix.computed))
+                continue
             if prefix.forked_from is None:
                 self._cache.begin(request, len(prefix.blocks))
                 continue

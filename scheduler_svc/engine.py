@@ -162,6 +162,7 @@ class Engine:
             self._lifecycle.waiting,
             self._cache,
             self._limits,
+            self._inflight,
             self._landed_step,
         )
         if schedule.empty and (self._inflight or not self._residents.gone):
@@ -185,7 +186,7 @@ class Engine:
         round_trip_s = now_s - flight.planned_s
         self.counters.steps.landed(round_trip_s, result.inside_s, result.elapsed_s)
         self._run_ahead.landed(result.elapsed_s)
-        self._results.read(flight, result, now_s)
+        self._results.read(flight, result, self._writer.step, now_s)
         return self._lifecycle.take_frames(self.engine_id)
 
     def snapshot(self, last_step: int) -> None:
@@ -259,7 +260,7 @@ class Engine:
 
     def _commit(self, schedule: Schedule, now_s: float) -> Step:
         self._preempt(schedule.preempted)
-        self._lifecycle.waiting.drop_front(len(schedule.admissions))
+        self._lifecycle.waiting.drop([admission.request for admission in schedule.admissions])
         self._backlog.pace.admitted(len(schedule.admissions), now_s)
         for admission in schedule.admissions:
             self._count_admission(admission, now_s)

@@ -116,13 +116,30 @@ class Lifecycle:
         request.client.failed.append((request.key, error))
         self.finish(request, "error")
 
-    def fail(self, request: Request, error: WireError, step: int) -> None:
+    def fail(self, request: Request, error: WireError, step: int, sent_step: int) -> None:
         """End `request` in failure: what it computed in `step` is worthless. So is what forks took
-        over before that was known, even if the request itself is over."""
+        over before that was known, even if the request itself is over. Others that borrowed from it
+        start again; steps up to `sent_step` are out."""
         self._fail(request, error)
         for fork in request.forks:
             if fork.admitted_step > step:
                 self._fail(fork, error)
+        self._void_borrowers(request, step, sent_step)
+
+    def _void_borrowers(self, lender: Request, step: int, sent_step: int) -> None:
+        borrowers, lender.borrowers = lender.borrowers, []
+        for request, _ in borrowers:
+            if request.status is Status.RUNNING and request.admitted_step > step:
+                forks, request.forks = request.forks, []
+                for dependent in (request, *forks):
+                    self._void(dependent, step, sent_step)
+
+    def _void(self, request: Request, step: int, sent_step: int) -> None:
+        """Back to the queue: nothing that steps in flight do for it counts."""
+        if request.status is Status.RUNNING:
+            self.requeue(request, stale_until=sent_step)
+            request.void = True
+            self._void_borrowers(request, step, sent_step)
 
     def _fail(self, request: Request, error: WireError) -> None:
         """What it computed before is suspect, so the cache forgets it."""

@@ -7,12 +7,14 @@ prefills), then waiting ones; a step that preempts admits nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import NamedTuple
 
 from pagemesh.scheduler_svc.blocks import Allocation, BlockManager, blocks_for
+from pagemesh.scheduler_svc.borrowing import Borrowing
 from pagemesh.scheduler_svc.errors import InvariantError
+from pagemesh.scheduler_svc.inflight import InFlight
 from pagemesh.scheduler_svc.prefix import Prefix, PrefixCache
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.residents import Residents
@@ -92,16 +94,21 @@ def plan_step(
     waiting: Iterable[Request],
     cache: PrefixCache,
     limits: Limits,
+    flights: Sequence[InFlight],
     landed_step: int,
 ) -> Schedule:
-    """Plan one step. Results of steps up to `landed_step` have arrived."""
+    """Plan one step. Results of steps up to `landed_step` have arrived, those of `flights` not."""
     blocks = residents.blocks
     decoding, due = residents.decoding, residents.due
     rows = plan_running(decoding, due, residents.off_order.values(), limits)
     if len(rows.growing) > blocks.free:
         rows, preempted = make_room(residents, limits)
         return Schedule(rows, preempted, [])
-    planner = _Admissions(len(residents.running), rows, cache, blocks, limits)
+    borrowing = Borrowing(flights if waiting else (), limits.block_tokens)
+    for request, n_tokens in rows.chunks:
+        n_known = request.computed // limits.block_tokens
+        borrowing.enter(request, n_known, request.computed + n_tokens)
+    planner = _Admissions(len(residents.running), rows, cache, borrowing, blocks, limits)
     return Schedule(rows, [], planner.plan(waiting, landed_step))
 
 
@@ -193,10 +200,12 @@ class _Admissions:
         n_running: int,
         rows: Rows,
         cache: PrefixCache,
+        borrowing: Borrowing,
         blocks: BlockManager,
         limits: Limits,
     ) -> None:
         self._cache = cache
+        self._borrowing = borrowing
         self._blocks = blocks
         self._limits = limits
         self._n_running = n_running
@@ -211,15 +220,27 @@ class _Admissions:
                 break
             if request.stale_until > landed_step:
                 break  # tokens of its former life are on their way: `ids` is not complete
-            admission = self._admit(request)
+            prefix = self._find(request)
+            if self._waits_for_others(request, prefix):
+                continue
+            admission = self._admit(request, prefix)
             if admission is None:
                 break
             self._take(admission)
             admissions.append(admission)
         return admissions
 
-    def _admit(self, request: Request) -> Admission | None:
+    def _find(self, request: Request) -> Prefix:
         prefix = self._cache.find(request)
+        if prefix.forked_from is not None or not self._cache.reads(request):
+            return prefix
+        return self._borrowing.extended(request, prefix)
+
+    def _waits_for_others(self, request: Request, prefix: Prefix) -> bool:
+        """One step, not more: then what they compute now can be borrowed."""
+        return self._cache.reads(request) and self._borrowing.pays_to_wait(request, prefix)
+
+    def _admit(self, request: Request, prefix: Prefix) -> Admission | None:
         n_blocks = blocks_for(len(request.ids), self._limits.block_tokens)
         allocation = self._blocks.plan(n_blocks, prefix.blocks, self._touched)
         if allocation.n_free > self._free - self._reserve(request):
@@ -242,3 +263,6 @@ class _Admissions:
         self._budget -= admission.n_tokens
         self._free -= admission.allocation.n_free
         self._touched.update(admission.allocation.hit)
+        prefix = admission.prefix
+        n_computed = prefix.computed + admission.n_tokens
+        self._borrowing.enter(admission.request, len(prefix.blocks), n_computed)

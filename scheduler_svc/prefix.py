@@ -13,12 +13,14 @@ from pagemesh.shared.wire import pack_ids
 
 class Prefix(NamedTuple):
     """Blocks a request need not compute. A fork shares `blocks` with its leader and copies block
-    `copy_from` (None: nothing to copy), because it will write into that one."""
+    `copy_from` (None: nothing to copy), because it will write into that one. The last `blocks` may
+    be those of `lenders`, which compute them in steps that are out."""
 
     blocks: list[int]
     computed: int
     forked_from: Request | None = None
     copy_from: int | None = None
+    lenders: tuple[Request, ...] = ()
 
 
 class PrefixCache:

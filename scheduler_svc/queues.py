@@ -49,7 +49,11 @@ class WaitingQueue:
         del self._requests[place]
         self.n_tokens -= request.n_prompt
 
-    def drop_front(self, n: int) -> None:
-        """The first `n` were admitted."""
-        self.n_tokens -= sum(request.n_prompt for request in self._requests[:n])
-        del self._requests[:n]
+    def drop(self, admitted: list[Request]) -> None:
+        """In order, and mostly the first ones."""
+        self.n_tokens -= sum(request.n_prompt for request in admitted)
+        if self._requests[: len(admitted)] == admitted:
+            del self._requests[: len(admitted)]
+        else:
+            gone = set(admitted)
+            self._requests = [request for request in self._requests if request not in gone]

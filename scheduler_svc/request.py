@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pagemesh.shared.sampling import SamplingParams
 
@@ -27,6 +27,12 @@ NEVER: Final = 1 << 62
 
 OrderKey = tuple[int, float, int]
 """(priority, arrival, submission number): smaller is served first and preempted last."""
+
+
+class Borrower(NamedTuple):
+    request: Request
+    n_tokens: int
+    """Of the lender's that it began with."""
 
 
 class Status(Enum):
@@ -50,6 +56,7 @@ class Request:
     __slots__ = (
         "admitted_step",
         "blocks",
+        "borrowers",
         "cache_salt",
         "cached_tokens",
         "choice",
@@ -86,6 +93,7 @@ class Request:
         "start_told",
         "status",
         "stop_ids",
+        "void",
         "wake_length",
     )
 
@@ -150,6 +158,10 @@ class Request:
         """Choices of the same prompt waiting for this one to compute it."""
         self.forks: list[Request] = []
         """Choices that began with blocks of this one before their content was confirmed."""
+        self.borrowers: list[Borrower] = []
+        """Other requests that did."""
+        self.void = False
+        """Preempted because a lender failed: what results in flight bring is worthless."""
 
         self.slot = -1
         self.blocks: list[int] = []
@@ -181,6 +193,12 @@ class Request:
         request is one longer."""
         self.publish_at = n_confirmed
         self.wake_length = min(n_confirmed + 1, self.max_length)
+
+    def forget_borrowers(self) -> None:
+        """Those whose tokens are confirmed by now."""
+        if self.borrowers:
+            left = [borrower for borrower in self.borrowers if borrower.n_tokens > self.confirmed]
+            self.borrowers = left
 
     def forget_progress(self) -> None:
         """Back to nothing computed; results in flight deliver their tokens and count no more."""

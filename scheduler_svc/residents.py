@@ -37,6 +37,7 @@ class Residents:
         if request.status is Status.RUNNING or not self._free_slots:
             raise InvariantError(f"no slot for request {request.request_id}: {request.status}")
         request.status = Status.RUNNING
+        request.void = False
         request.admitted_step = step
         request.slot = self._free_slots.pop()
         request.blocks = blocks

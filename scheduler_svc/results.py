@@ -28,15 +28,16 @@ class ResultReader:
         self._cache = cache
         self._eos_ids = eos_ids
 
-    def read(self, flight: InFlight, result: StepResult, now_s: float) -> None:
+    def read(self, flight: InFlight, result: StepResult, sent_step: int, now_s: float) -> None:
+        """`sent_step`: the last step that is out."""
         sampled = unpack_ids(result.sampled)
         if len(sampled) != flight.n_rows:
             raise InvariantError(
                 f"step {flight.step} has {flight.n_rows} rows, its result {len(sampled)}"
             )
         # Failures first: the rows they end are then dropped like any other finished request's.
-        self._fail_rows(flight, result)
-        self._fail_unsampled(flight, sampled)
+        self._fail_rows(flight, result, sent_step)
+        self._fail_unsampled(flight, sampled, sent_step)
         self._pass_on_logprobs(flight, result)
         n_decodes = len(flight.decodes)
         self._take_in_decodes(flight.decodes, sampled[:n_decodes])
@@ -74,6 +75,8 @@ class ResultReader:
 
     def _take_in_chunk(self, chunk: Chunk, token: int, now_s: float) -> None:
         request, n_tokens, samples = chunk
+        if request.void:
+            return
         if samples and not request.start_told and request.status is not Status.FINISHED:
             request.client.tell_start(request, now_s)
         if request.status is not Status.RUNNING:
@@ -81,6 +84,7 @@ class ResultReader:
                 self._deliver_stale(request, token)
             return
         request.confirmed += n_tokens
+        request.forget_borrowers()
         if request.confirmed >= request.publish_at:
             self._sealed += self._cache.publish(request)
         if samples and request.prefill_only:
@@ -91,7 +95,7 @@ class ResultReader:
     def _deliver_stale(self, request: Request, token: int) -> None:
         """Of a preempted request: the token is good, and the request known one longer; nothing is
         computed for it. Of a finished request nobody wants it."""
-        if request.status is Status.PREEMPTED and not request.prefill_only:
+        if request.status is Status.PREEMPTED and not (request.prefill_only or request.void):
             request.length += 1
             self._deliver(request, token)
 
@@ -112,19 +116,24 @@ class ResultReader:
 
     # -- rows that are not plain -----------------------------------------------------------------
 
-    def _fail_rows(self, flight: InFlight, result: StepResult) -> None:
+    def _fail_rows(self, flight: InFlight, result: StepResult, sent_step: int) -> None:
         for row in result.nonfinite:
             message = "the model produced NaN or infinite logits for this request"
             error = WireError(500, "nonfinite_logits", None, message)
-            self._lifecycle.fail(_row(flight, row), error, flight.step)
+            self._fail(_row(flight, row), error, flight, sent_step)
         failed = [(_row(flight, row), reason) for row, reason in result.failed]
         if failed:
             notices.rows_failed(flight.step, failed)
         for request, _ in failed:
             error = WireError(500, "step_failed", None, "the worker failed on this request")
-            self._lifecycle.fail(request, error, flight.step)
+            self._fail(request, error, flight, sent_step)
 
-    def _fail_unsampled(self, flight: InFlight, sampled: Sequence[int]) -> None:
+    def _fail(self, request: Request, error: WireError, flight: InFlight, sent_step: int) -> None:
+        """What is void already failed because a lender did."""
+        if not request.void:
+            self._lifecycle.fail(request, error, flight.step, sent_step)
+
+    def _fail_unsampled(self, flight: InFlight, sampled: Sequence[int], sent_step: int) -> None:
         """A row that should have sampled and did not would wait for ever."""
         if min(sampled, default=0) >= 0:
             return
@@ -132,17 +141,18 @@ class ResultReader:
         due = [*flight.decodes, *(c.request if c.samples else None for c in flight.chunks)]
         for request, token in zip(due, sampled, strict=True):
             if request is not None and token < 0:
-                self._lifecycle.fail(request, error, flight.step)
+                self._fail(request, error, flight, sent_step)
 
     def _pass_on_logprobs(self, flight: InFlight, result: StepResult) -> None:
         """Before tokens are taken in: a request alive now gets its token."""
         for row in result.logprobs:
             request = _row(flight, row.key)
-            if request.status is not Status.FINISHED and not request.prefill_only:
+            over = request.status is Status.FINISHED or request.void
+            if not over and not request.prefill_only:
                 request.client.logprobs.append(row._replace(key=request.key))
         for rows in result.prompt_logprobs:
             request = _row(flight, rows.key)
-            if request.status is not Status.FINISHED:
+            if request.status is not Status.FINISHED and not request.void:
                 request.prompt_logprobs_from = request.client.add_prompt_logprobs(
                     request.key, rows, request.prompt_logprobs_from
                 )

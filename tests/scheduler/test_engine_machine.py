@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,7 @@ from scheduler_helpers import (
 )
 from worker_model import EOS, SALTS, VOCAB
 
+from pagemesh.scheduler_svc import borrowing
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.shared.engine_messages import Submit
 from pagemesh.shared.errors import RequestError
@@ -69,6 +71,7 @@ class EngineMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["fcfs", "priority"]),
         watermark=st.sampled_from([0.0, 0.2]),
         prefix_caching=st.booleans(),
+        worth_waiting=st.sampled_from([1, 64]),
     )
     def start(
         self,
@@ -80,7 +83,11 @@ class EngineMachine(RuleBasedStateMachine):
         policy: str,
         watermark: float,
         prefix_caching: bool,
+        worth_waiting: int,
     ) -> None:
+        # Prompts are short here.
+        self.patched = patch.object(borrowing, "_WORTH_WAITING_TOKENS", worth_waiting)
+        self.patched.start()
         self.pool_tokens = (num_blocks - 1) * block_tokens
         self.sent: dict[Key, Sent] = {}
         self.keys = 0
@@ -284,6 +291,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Whatever happened, everyone is served within a bounded number of steps."""
         if not hasattr(self, "driver"):
             return
+        self.patched.stop()
         known = sum(len(s.submit.prompt_ids) // 4 + len(s.answer) for s in self.sent.values())
         started = self.driver.worker.steps
         self.driver.run()
