@@ -5,28 +5,39 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
+from pagemesh.idle_gpus import VISIBLE
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import environ_of, is_ours
 from pagemesh.supervisor import ChildSpec, WriteLine
 
 # Of the libraries, unless the user has set it himself: what computes has threads of its own.
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# In the order they start; they stop the other way round.
+SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
 
 
 def child_names(service: str, settings: Settings) -> list[str]:
     """Of all children that run one service: numbered if there are several."""
-    n_children = {"gateway": settings.mesh.gateways, "tokenizer": settings.mesh.tokenizers}
-    n = n_children.get(service, 1)
+    n: int = getattr(settings.mesh, f"{service}s")
     return [service] if n == 1 else [f"{service}-{number}" for number in range(1, n + 1)]
 
 
-def service_specs(service: str, settings: Settings) -> list[ChildSpec]:
-    """All children that run one service. They differ in nothing but their names."""
+def service_specs(service: str, settings: Settings, devices: Sequence[str] = ()) -> list[ChildSpec]:
+    """All children that run one service. They differ in nothing but their names, and workers in
+    their `devices`, if there is one for each."""
     spec = service_spec(service, settings)
-    return [spec._replace(name=name) for name in child_names(service, settings)]
+    specs = [spec._replace(name=name) for name in child_names(service, settings)]
+    if service != "worker" or not devices:
+        return specs
+    return [
+        spec._replace(environ={**spec.environ, VISIBLE: device})
+        for spec, device in zip(specs, devices, strict=True)
+    ]
 
 
 def service_spec(service: str, settings: Settings) -> ChildSpec:
@@ -48,7 +59,8 @@ def _color() -> dict[str, str]:
 def line_writer(settings: Settings) -> WriteLine:
     """How a child's line is shown: behind its name for people, one JSON object for machines."""
     human = settings.log.log_format == "human"
-    width = max(len(name) for name in child_names("tokenizer", settings))
+    names = chain.from_iterable(child_names(service, settings) for service in SERVICES)
+    width = max(map(len, names))
 
     def write(service: str, line: str) -> None:
         if human:

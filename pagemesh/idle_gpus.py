@@ -76,18 +76,21 @@ def _is(gpu: Gpu, name: str) -> bool:
 
 
 def idle_hint(settings: Settings, gpus: list[Gpu]) -> str | None:
-    """What to do about idle GPUs, once the mesh is up; None when there are none beside the one that
-    it uses, or when it is not to use any."""
+    """What to do about idle GPUs, once the mesh is up; None when there are none beside those that
+    it uses, or when it is not to use any. Its workers have the first of `gpus`."""
     idle = [gpu for gpu in gpus if gpu.used_mib < _IDLE_MIB]
     if not idle or settings.parallel.device == "cpu":
         return None
     unused = f"{len(idle)} of {len(gpus)} GPUs unused"
     if len(idle) == len(gpus):
         return f"{unused}: the worker computes on the CPU; with --device cuda it says why"
-    command = f"pagemesh serve {quote(settings.model.model)} --port {settings.gateway.port + 1}"
+    ours = [gpu for gpu in gpus[: settings.mesh.workers] if gpu not in idle]
+    wanted = [gpu for gpu in gpus if gpu in ours or gpu in idle]
+    listed = ",".join(gpu.number for gpu in wanted)
+    choice = f"{VISIBLE}={listed} " if wanted != gpus else ""
     return (
-        f"{unused}: a mesh computes on one. Start another beside it, with a port of its own:\n"
-        f"  {VISIBLE}={idle[0].number} {command}"
+        f"{unused}: a worker computes on one. To have one on each, start anew with\n"
+        f"  {choice}pagemesh serve {quote(settings.model.model)} --workers {len(wanted)}"
     )
 
 

@@ -15,7 +15,7 @@ import uvloop
 from msgspec.structs import replace
 
 from pagemesh.banner import banner
-from pagemesh.children import line_writer, service_spec, service_specs
+from pagemesh.children import SERVICES, line_writer, service_spec, service_specs
 from pagemesh.embedded_valkey import embedded_valkey
 from pagemesh.gateway_port import free_port, held_port
 from pagemesh.idle_gpus import idle_gpus
@@ -25,9 +25,8 @@ from pagemesh.shared.logs import is_human
 from pagemesh.shared.prepared import load_prepared, prepared_folder
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, first, guarded
+from pagemesh.worker_devices import worker_devices
 
-# In the order they start; they stop the other way round.
-SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
 EXIT_FAILED: Final = 1
 # As a shell counts: what a signal ended has this plus the signal's number.
 EXIT_SIGNAL: Final = 128
@@ -49,6 +48,7 @@ def serve_mesh(settings: Settings) -> int:
 
 async def _serve(settings: Settings) -> int:
     settings = _complete(settings)
+    devices = await worker_devices(settings)
     with _Stops() as stops, held_port(settings):
         exit_code = await _until_stop(_prepare(settings), stops.first)
         if exit_code != 0:
@@ -56,7 +56,8 @@ async def _serve(settings: Settings) -> int:
         with _registry(settings) as (settings, valkey):
             supervisor = Supervisor(line_writer(settings))
             try:
-                await _until_stop(_run_mesh(supervisor, settings, valkey), stops.first)
+                running = _run_mesh(supervisor, settings, valkey, devices)
+                await _until_stop(running, stops.first)
             finally:
                 await _stop(supervisor, settings, stops)
     return 0
@@ -153,13 +154,15 @@ def _registry(settings: Settings) -> Iterator[tuple[Settings, ChildSpec | None]]
         yield replace(settings, mesh=mesh), valkey.spec
 
 
-async def _run_mesh(supervisor: Supervisor, settings: Settings, valkey: ChildSpec | None) -> None:
+async def _run_mesh(
+    supervisor: Supervisor, settings: Settings, valkey: ChildSpec | None, devices: list[str]
+) -> None:
     """Start everything, say when it is ready, and watch it until cancelled."""
     if valkey is not None:
         supervisor.start(valkey)
         await first(supervisor.watch(), wait_for_registry(settings))
     for service in SERVICES:
-        supervisor.start(*service_specs(service, settings))
+        supervisor.start(*service_specs(service, settings, devices))
     await first(supervisor.watch(), wait_until_ready(settings))
     supervisor.mark_ready()
     print(banner(settings, _model_name(settings)), flush=True)

@@ -1,4 +1,4 @@
-"""Waiting for the pieces of a mesh: the registry, then every gateway and tokenizer service."""
+"""Waiting for the pieces of a mesh: the registry, then every process of every service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from pagemesh.banner import gateway_url
-from pagemesh.children import child_names
+from pagemesh.children import SERVICES, child_names
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
@@ -40,7 +40,7 @@ async def wait_for_registry(settings: Settings) -> None:
 
 
 async def wait_until_ready(settings: Settings) -> None:
-    """Ask gateways and tokenizer services until all are ready; now and then say what is missing."""
+    """Ask all services until all are ready; now and then say what is missing."""
     loop = asyncio.get_running_loop()
     next_log_s = loop.time() + _WAITING_LOG_S
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
@@ -81,8 +81,9 @@ async def _missing(
     url = gateway_url(settings.gateway)
     scheme = url.partition("://")[0]
     inner_scheme = "http" if link_tls is None else "https"
-    tokenizer, gateway = ("tokenizer", inner_scheme, link_tls), ("gateway", scheme, None)
-    for service, its_scheme, tls in (tokenizer, gateway):
+    for service in SERVICES:
+        is_inner = service != "gateway"
+        its_scheme, tls = (inner_scheme, link_tls) if is_inner else (scheme, None)
         try:
             addresses = [each.address for each in await registry.instances(service)]
         except (RedisError, OSError) as error:

@@ -191,6 +191,13 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Count, _meta("Gateways that pagemesh serve starts; they share the port (SO_REUSEPORT)")
     ] = 1
     tokenizers: Annotated[Count, _meta("Tokenizer services that pagemesh serve starts")] = 1
+    schedulers: Annotated[
+        Count, _meta("Schedulers that pagemesh serve starts; they share the workers evenly")
+    ] = 1
+    workers: Annotated[
+        Count,
+        _meta("Workers that pagemesh serve starts: a GPU for each, or equal shares of the CPU"),
+    ] = 1
     service_host: Annotated[str, _meta("Address inner services listen on and announce")] = (
         "127.0.0.1"
     )

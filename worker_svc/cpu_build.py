@@ -14,7 +14,7 @@ from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import CacheSettings, Settings
 from pagemesh.worker_svc.books import DTYPES, bytes_of_weights, model_card, new_batch
-from pagemesh.worker_svc.cores import usable_cores
+from pagemesh.worker_svc.cores import shared_cores
 from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.loader import load_decoder
@@ -80,7 +80,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
     if weights_bytes > available_bytes():
         raise _no_memory(prepared.name, f"the weights take {show_bytes(weights_bytes)}")
     decoder = load_decoder(folder, prepared, dtype=dtype, device=device, tell=stages.doing)
-    team = Team(settings.parallel.threads or usable_cores())
+    team = Team(settings.parallel.threads or shared_cores(settings.mesh.workers))
     kept_as = torch.int8 if settings.model.quantization == "int8" else dtype
     model = CPUDecoder(decoder, team, dtype=kept_as)
     stages.enter("kv_pool", "laying out the KV cache")
@@ -102,7 +102,9 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
 
 
 def _plan(settings: Settings, config: DecoderConfig, dtype: torch.dtype) -> MemoryPlan:
-    pool_bytes = pool_bytes_on_cpu(settings.cache.kv_cache_memory, available_bytes())
+    pool_bytes = pool_bytes_on_cpu(
+        settings.cache.kv_cache_memory, available_bytes(), n_workers=settings.mesh.workers
+    )
     return plan_memory(
         kv_bytes_per_token=KVCache.bytes_per_token(config, dtype),
         block_tokens=settings.cache.block_size,

@@ -136,10 +136,13 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
-def pool_bytes_on_cpu(kv_cache_memory: str | None, available_bytes: int) -> int:
-    """Size of the KV pool on a CPU. Raises SettingsError when it is more than is available."""
+def pool_bytes_on_cpu(
+    kv_cache_memory: str | None, available_bytes: int, *, n_workers: int = 1
+) -> int:
+    """Size of the KV pool of each of `n_workers` on a CPU. Raises SettingsError when it is more
+    than is available."""
     if kv_cache_memory is None:
-        return min(int(CPU_SHARE * available_bytes), CPU_LIMIT_BYTES)
+        return min(int(CPU_SHARE * available_bytes) // n_workers, CPU_LIMIT_BYTES)
     wanted = parse_bytes(kv_cache_memory)
     if wanted > available_bytes:
         raise SettingsError(

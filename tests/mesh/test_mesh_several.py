@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import aiohttp
 import psutil
 import pytest
 import requests
+from mesh_parts import RECOVERY_S, STORY, Part, Told, listen_to, parts_of, streams_during
 from mesh_process import (
     SMALL_MESH,
     MeshProcess,
@@ -21,52 +21,11 @@ from mesh_process import (
     serve_command,
     wait_until,
 )
-from metric_names import Scrape
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
-RECOVERY_S: Final = 100.0
 TWO_OF_EACH: Final = ("--gateways", "2", "--tokenizers", "2")
 # A client's sockets are dealt out by a hash, so that many are needed to meet both gateways.
 N_CONNECTIONS: Final = 40
-STORY: Final[dict[str, Any]] = {
-    "model": "smollm2-135m-instruct",
-    "prompt": "Once upon a time there was a page table",
-    "temperature": 0,
-    "max_tokens": 48,
-}
-
-
-class Part(NamedTuple):
-    """One process of a service, and the address of its own."""
-
-    process: psutil.Process
-    url: str
-
-    def scrape(self) -> Scrape:
-        return Scrape.of(requests.get(f"{self.url}/metrics", timeout=10).text)
-
-    def total(self, name: str, **labels: str) -> float:
-        return self.scrape().total(name, **labels)
-
-
-def parts_of(mesh: MeshProcess, service: str) -> list[Part]:
-    """Those that listen now, at the addresses in the log."""
-    addresses = {
-        int(line["address"].rpartition(":")[2]): line["address"]
-        for line in map(json.loads, mesh.log.read_text().rpartition("\n")[0].splitlines())
-        if (line["event"], line.get("service")) == ("listening", service)
-    }
-    return [
-        Part(process, f"http://{addresses[port]}")
-        for process in mesh.all_of(service)
-        for port in _listens_on(process)
-        if port in addresses
-    ]
-
-
-def _listens_on(process: psutil.Process) -> list[int]:
-    connections = process.net_connections("tcp")
-    return [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
 
 
 @pytest.fixture(scope="module")
@@ -119,44 +78,6 @@ def undisturbed(mesh: MeshProcess) -> str:
     return text
 
 
-class Told(NamedTuple):
-    """A stream as its client saw it. `broken`: the connection ended before the stream did."""
-
-    text: str
-    broken: bool
-
-
-async def listen_to(
-    url: str, session: aiohttp.ClientSession, begun: asyncio.Semaphore | None = None
-) -> Told:
-    """Stream STORY; `begun` is released with the third piece of text."""
-    pieces: list[str] = []
-    try:
-        async with session.post(f"{url}/v1/completions", json={**STORY, "stream": True}) as answer:
-            async for line in answer.content:
-                if not line.startswith(b"data: {"):
-                    continue  # a keep-alive comment, or the end
-                chunk = json.loads(line.removeprefix(b"data: "))
-                assert "error" not in chunk
-                pieces.append(chunk["choices"][0]["text"])
-                if len(pieces) == 3 and begun is not None:
-                    begun.release()
-    except aiohttp.ClientError:
-        return Told("".join(pieces), broken=True)
-    return Told("".join(pieces), broken=False)
-
-
-async def streams_during(urls: Sequence[str], victim: Part) -> list[Told]:
-    """A stream from each of `urls`; the victim is killed once all have begun."""
-    begun = asyncio.Semaphore(0)
-    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(listen_to(url, session, begun)) for url in urls]
-        for _ in urls:
-            await begun.acquire()
-        victim.process.kill()
-    return [task.result() for task in tasks]
-
-
 def test_both_gateways_take_connections_at_the_one_port(whole_mesh: MeshProcess) -> None:
     gateways = parts_of(whole_mesh, "gateway")
     seen = {"handler": "/version"}
@@ -194,7 +115,7 @@ async def test_streams_of_a_killed_tokenizer_service_go_on_through_the_other(
     resubmitted = "pagemesh_requests_resubmitted_total"
     before = [gateway.total(resubmitted) for gateway in gateways]
     refused = survivor.total("pagemesh_tokenizer_requests_refused_total")
-    told = await streams_during([gateway.url for gateway in gateways] * 2, victim)
+    told = await streams_during([gateway.url for gateway in gateways] * 2, victim.process)
     assert told == [Told(undisturbed, broken=False)] * 4
     after = [gateway.total(resubmitted) for gateway in gateways]
     # Each gateway had one of its two streams there, and left the other where it was.
@@ -208,7 +129,7 @@ async def test_a_killed_gateway_costs_its_own_streams_alone(
     whole_mesh: MeshProcess, undisturbed: str
 ) -> None:
     victim, survivor = parts_of(whole_mesh, "gateway")
-    told = await streams_during([victim.url, survivor.url] * 2, victim)
+    told = await streams_during([victim.url, survivor.url] * 2, victim.process)
     assert [each.broken for each in told] == [True, False] * 2
     assert [each.text for each in told if not each.broken] == [undisturbed] * 2
     # While its successor is not ready the kernel gives every connection to the other.

@@ -11,7 +11,13 @@ import pytest
 
 from pagemesh import idle_gpus as module
 from pagemesh.idle_gpus import Gpu, idle_gpus, idle_hint, list_gpus, parse_gpus, visible_gpus
-from pagemesh.shared.settings import GatewaySettings, ModelSettings, ParallelSettings, Settings
+from pagemesh.shared.settings import (
+    GatewaySettings,
+    MeshSettings,
+    ModelSettings,
+    ParallelSettings,
+    Settings,
+)
 
 LISTED = """\
 0, GPU-aa11, 131072
@@ -49,14 +55,27 @@ def test_what_cuda_would_show(chosen: str | None, indices: str) -> None:
     assert "".join(gpu.number for gpu in visible_gpus(GPUS, environ)) == indices
 
 
-def test_idle_cards_are_counted_and_the_first_is_put_to_use() -> None:
+def hinted(settings: Settings, gpus: list[Gpu]) -> list[str]:
+    """The words of the command."""
+    hint = idle_hint(settings, gpus)
+    assert hint is not None
+    return shlex.split(hint.splitlines()[-1])
+
+
+def test_idle_cards_are_counted_and_put_to_use() -> None:
     hint = idle_hint(SETTINGS, GPUS)
     assert hint is not None
     assert hint.startswith("2 of 3 GPUs unused: ")
-    words = shlex.split(hint.splitlines()[-1])
-    assert words == [
-        "CUDA_VISIBLE_DEVICES=1", "pagemesh", "serve", "a model", "--port", "9001",
-    ]  # fmt: skip
+    assert hinted(SETTINGS, GPUS) == ["pagemesh", "serve", "a model", "--workers", "3"]
+
+
+def test_cards_that_others_use_are_left_to_them() -> None:
+    gpus = [*GPUS, Gpu("4", "GPU-ee55", 90000)]
+    words = hinted(SETTINGS, gpus)
+    assert words[0] == "CUDA_VISIBLE_DEVICES=0,1,3"
+    assert words[-2:] == ["--workers", "3"]
+    both = Settings(mesh=MeshSettings(workers=2))
+    assert hinted(both, [gpus[0], gpus[3], gpus[1]])[-2:] == ["--workers", "3"]
 
 
 @pytest.mark.parametrize("gpus", [[], GPUS[:1]])

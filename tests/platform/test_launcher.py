@@ -123,9 +123,11 @@ def test_gateways_alone_need_a_port_to_share() -> None:
 
 def test_several_children_of_a_service_have_numbers_and_the_same_command() -> None:
     settings = Settings(mesh=MeshSettings(gateways=2, tokenizers=10))
+    workers = Settings(mesh=MeshSettings(workers=2))
     gateways, tokenizers = (service_specs(name, settings) for name in ("gateway", "tokenizer"))
     assert [spec.name for spec in gateways] == ["gateway-1", "gateway-2"]
     assert [spec.name for spec in tokenizers[8:]] == ["tokenizer-9", "tokenizer-10"]
+    assert [spec.name for spec in service_specs("worker", workers)] == ["worker-1", "worker-2"]
     assert {spec.command for spec in gateways} == {service_spec("gateway", settings).command}
     assert service_specs("scheduler", settings) == [service_spec("scheduler", settings)]
 

@@ -66,6 +66,7 @@ def test_what_is_no_size_is_refused_by_name(text: str) -> None:
 def test_pool_on_a_cpu() -> None:
     assert pool_bytes_on_cpu(None, 2 * GIB) == GIB // 2
     assert pool_bytes_on_cpu(None, 64 * GIB) == CPU_LIMIT_BYTES
+    assert pool_bytes_on_cpu(None, 8 * GIB, n_workers=4) == GIB // 2
     assert pool_bytes_on_cpu("3GiB", 4 * GIB) == 3 * GIB
     with pytest.raises(SettingsError, match=r"5GiB is more than the 4\.0 GiB"):
         pool_bytes_on_cpu("5GiB", 4 * GIB)

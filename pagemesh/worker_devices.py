@@ -1,0 +1,44 @@
+"""Which GPU each of several workers of this machine computes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import takewhile
+
+from pagemesh.idle_gpus import VISIBLE, Gpu, list_gpus
+from pagemesh.shared.errors import SettingsError
+from pagemesh.shared.settings import Settings
+
+
+async def worker_devices(settings: Settings) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each worker; none of them when one worker sees what this process
+    does, or when all compute on the CPU. Raises SettingsError when there are too few."""
+    if settings.mesh.workers == 1 or settings.parallel.device == "cpu":
+        return []
+    gpus = [] if VISIBLE in os.environ else await list_gpus()
+    return divide_devices(settings, device_names(gpus, os.environ))
+
+
+def device_names(gpus: list[Gpu], environ: Mapping[str, str]) -> list[str]:
+    """As CUDA knows them: what CUDA_VISIBLE_DEVICES lists, up to the first that is none, or all
+    `gpus`, by names that do not depend on the order in which CUDA counts."""
+    chosen = environ.get(VISIBLE)
+    if chosen is None:
+        return [gpu.uuid for gpu in gpus]
+    names = map(str.strip, chosen.split(","))
+    return list(takewhile(lambda name: name and not name.startswith("-"), names))
+
+
+def divide_devices(settings: Settings, devices: list[str]) -> list[str]:
+    """One of `devices` for each worker. Raises SettingsError when there are too few."""
+    n_workers = settings.mesh.workers
+    if not devices and settings.parallel.device == "auto":
+        return []
+    if n_workers > len(devices):
+        raise SettingsError(
+            f"--workers {n_workers} need a GPU each, and {len(devices)} can be seen: lower it, let "
+            f"{VISIBLE} list more, or take --device cpu, whose cores they share",
+            key="workers",
+        )
+    return devices[:n_workers]
