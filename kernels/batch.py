@@ -84,7 +84,7 @@ def scatter_writes(words: Tensor, n_writes: int, state: BatchState) -> None:
 
 def gather_rows(rows: Tensor, state: BatchState, block_tokens: int, out: StepBuffers) -> None:
     """Fill `out` for rows int32[R, 4] = (slot, first position, tokens, first token in the packed
-    step), in order and without gaps; slot -1 is padding: one token of no sequence.
+    step), in order and without gaps; slot -1 is padding: tokens of no sequence.
 
     Of a row's block table only the blocks that its tokens reach are filled. Then each row's first
     position is moved on by its tokens: rows that only decode are right for the next step.

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
+from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
 from pagemesh.scheduler_svc.request import Request
 from pagemesh.shared.errors import RequestError
@@ -23,8 +24,13 @@ class Pace:
     def __init__(self) -> None:
         self._admitted_s: deque[float] = deque(maxlen=_WINDOW)
 
-    def admitted(self, n_requests: int, now_s: float) -> None:
-        self._admitted_s.extend([now_s] * min(n_requests, _WINDOW))
+    def admitted(self, n_requests: int, n_left: int, now_s: float) -> None:
+        """`n_left` wait on. When nobody does, what was is forgotten: the time until somebody waits
+        again says nothing."""
+        if n_left == 0:
+            self._admitted_s.clear()
+        else:
+            self._admitted_s.extend([now_s] * min(n_requests, _WINDOW))
 
     def wait_s(self, n_waiting: int, now_s: float) -> float:
         """Until `n_waiting` requests have left the queue, 1 to 60 seconds; 1 when nothing is known
@@ -56,17 +62,22 @@ class Backlog:
             raise self._refusal(now_s)
         for request in displaced:
             self._lifecycle.turn_away(request, self._refusal(now_s).to_wire())
+        if displaced:
+            notices.displaced(newcomer, displaced)
 
     def expire(self, now_s: float) -> None:
         """End with 503 what has waited too long for its first step."""
         longest_s = self._settings.queue_timeout_s
         if longest_s is None:
             return
-        for request in [r for r in self._lifecycle.waiting if _is_fresh(r)]:
-            if now_s - request.queued_s > longest_s:
-                message = f"the request waited for {longest_s:g} s and was not begun"
-                error = self._error(message, 503, "queue_timeout", now_s)
-                self._lifecycle.turn_away(request, error.to_wire())
+        fresh = filter(_is_fresh, self._lifecycle.waiting)
+        late = [request for request in fresh if now_s - request.queued_s > longest_s]
+        for request in late:
+            message = f"the request waited for {longest_s:g} s and was not begun"
+            error = self._error(message, 503, "queue_timeout", now_s)
+            self._lifecycle.turn_away(request, error.to_wire())
+        if late:
+            notices.waited_too_long(late, longest_s)
 
     def _displaced_by(self, newcomer: Request) -> list[Request] | None:
         """Who has to go for the newcomer to fit; None when not enough may."""
@@ -106,5 +117,6 @@ class Backlog:
 
 
 def _is_fresh(request: Request) -> bool:
-    """It was never begun, here or on an engine that was lost."""
-    return request.cached_tokens is None and len(request.ids) == request.n_prompt
+    """No choice of it was ever begun, here or on an engine that was lost."""
+    tally = request.client.tallies.get(request.request_id)
+    return not (request.resumed or (tally is not None and tally.begun))

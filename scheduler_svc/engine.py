@@ -261,7 +261,8 @@ class Engine:
     def _commit(self, schedule: Schedule, now_s: float) -> Step:
         self._preempt(schedule.preempted)
         self._lifecycle.waiting.drop([admission.request for admission in schedule.admissions])
-        self._backlog.pace.admitted(len(schedule.admissions), now_s)
+        n_new = sum(1 for admission in schedule.admissions if not admission.request.preemptions)
+        self._backlog.pace.admitted(n_new, self._lifecycle.n_waiting, now_s)
         for admission in schedule.admissions:
             self._count_admission(admission, now_s)
         step, flight = self._writer.write(schedule, self._results.take_sealed(), now_s)
@@ -292,3 +293,4 @@ class Engine:
                 )
         if request.cached_tokens is None:
             request.cached_tokens, request.scheduled_s = cached, now_s
+            request.client.tallies[request.request_id].begun = True

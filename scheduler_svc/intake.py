@@ -49,6 +49,7 @@ class Intake:
             group=submit.group,
             choice=submit.choice,
             queued_s=now_s,
+            resumed=submit.attempt > 0 or bool(prior),
         )
 
     def _order(self, submit: Submit, now_s: float) -> OrderKey:

@@ -46,7 +46,7 @@ class Lifecycle:
         computed, if it is about to; those behind them in the queue do not."""
         client = request.client
         # The tally first: what is in `requests` has one, wherever an interrupt lands.
-        client.tallies.setdefault(request.request_id, Tally(request.request_id)).begin()
+        client.tallies.setdefault(request.request_id, Tally(request.request_id)).enter()
         client.requests[request.key] = request
         self._counters.received += 1
         leader = client.leaders.get(request.group)

@@ -30,6 +30,23 @@ def preempted(engine_id: str, victims: Sequence[Request], total: int, device: st
     )
 
 
+def displaced(newcomer: Request, displaced: Sequence[Request]) -> None:
+    log.warning(
+        "displaced",
+        requests=[request.request_id for request in displaced],
+        by=newcomer.request_id,
+        cause="the queue is full (--max-waiting, --max-waiting-tokens) and its priority is higher",
+    )
+
+
+def waited_too_long(late: Sequence[Request], longest_s: float) -> None:
+    log.warning(
+        "waited_too_long",
+        requests=[request.request_id for request in late],
+        cause=f"none was begun within --queue-timeout-s {longest_s:g}",
+    )
+
+
 def snapshot(engine_id: str, last_step: int, sent: int) -> None:
     log.warning("snapshot_asked_for", engine=engine_id, last_step=last_step, sent=sent)
 

@@ -85,6 +85,7 @@ class Request:
         "published",
         "queued_s",
         "request_id",
+        "resumed",
         "room_tokens",
         "scheduled_s",
         "seed",
@@ -116,6 +117,7 @@ class Request:
         group: str,
         choice: int,
         queued_s: float,
+        resumed: bool,
     ) -> None:
         self.key = key
         self.request_id = request_id
@@ -138,6 +140,8 @@ class Request:
         self.group = group
         self.choice = choice
         self.queued_s = queued_s
+        self.resumed = resumed
+        """An engine that was lost had it before."""
 
         self.status = Status.WAITING
         self.preemptions = 0

@@ -11,6 +11,7 @@ class Tally:
     """The choices of one request on one engine; token counts are summed over them."""
 
     __slots__ = (
+        "begun",
         "cached_tokens",
         "choices",
         "finish_reasons",
@@ -23,6 +24,8 @@ class Tally:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.begun = False
+        """Whether a choice was ever admitted to a step."""
         self.choices = 0
         self.unended = 0
         self.finish_reasons: set[str] = set()
@@ -31,7 +34,7 @@ class Tally:
         self.cached_tokens = 0
         self.preemptions = 0
 
-    def begin(self) -> None:
+    def enter(self) -> None:
         self.choices += 1
         self.unended += 1
 

@@ -14,6 +14,8 @@ from pagemesh.gateway.generation import Generation
 from pagemesh.shared.errors import RequestError
 
 HEADER: Final = "X-Request-Timeout"
+_PATIENCE_S: Final = 0.5
+"""For a client to be told."""
 
 
 def timeout_of(request: web.Request, field_s: float | None) -> float | None:
@@ -29,8 +31,10 @@ def timeout_of(request: web.Request, field_s: float | None) -> float | None:
 
 @contextmanager
 def cut_off(generation: Generation, timeout_s: float | None) -> Iterator[None]:
-    """Fail `generation` with 504 if the block takes longer."""
-    if timeout_s is None:
+    """Fail `generation` with 504 if the block takes longer. A handler that hangs on, because its
+    client reads nothing, is cancelled."""
+    task = asyncio.current_task()
+    if timeout_s is None or task is None:
         yield
         return
     late = RequestError(
@@ -38,11 +42,16 @@ def cut_off(generation: Generation, timeout_s: float | None) -> Iterator[None]:
         status=504,
         code="deadline_exceeded",
     )
-    timer = asyncio.get_running_loop().call_later(timeout_s, generation.fail, late)
+    loop = asyncio.get_running_loop()
+    timers = [
+        loop.call_later(timeout_s, generation.fail, late),
+        loop.call_later(timeout_s + _PATIENCE_S, task.cancel),
+    ]
     try:
         yield
     finally:
-        timer.cancel()
+        for timer in timers:
+            timer.cancel()
 
 
 def _number(given: str) -> float:

@@ -120,7 +120,7 @@ class DecodePlan:
         slots = (rows, heads.n_kv_heads, max_chunks, heads.group)
         room = rows * max_chunks + cdiv(programs, heads.n_kv_heads)
         return cls(
-            items=ints(room, ITEM_FIELDS + max_members),
+            items=ints(room, ITEM_FIELDS.value + max_members),
             n_items=ints(1),
             n_chunks=ints(rows),
             leaders=ints(max_chunks - 1, rows),
@@ -160,7 +160,7 @@ def _new_plan(
     max_members = 1 if window or max_chunks == 1 else config.max_members(heads.group)
     device = inputs.seq_lens.device
     plan = DecodePlan.empty(rows, max_chunks, max_members, heads, config.programs, device)
-    blocks = cdiv(rows, ROWS)
+    blocks = cdiv(rows, ROWS.value)
     columns = max(1, min(max_chunks - 1, multiprocessors() // blocks))
     cut = rows, inputs.counts, window or 0, config.chunk_tokens, config.max_chunks
     counted = inputs.counts is not None

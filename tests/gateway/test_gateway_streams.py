@@ -44,6 +44,32 @@ async def test_five_hundred_streams_keep_their_own_text(
     assert texts == ["".join(f"{name}:{i} " for i in range(N_TOKENS)) for name in names]
 
 
+async def test_a_deadline_holds_for_a_client_that_does_not_read(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    """Less waits for it than makes a slow client, and its handler hangs in a write."""
+    talks: asyncio.Queue[Conversation] = asyncio.Queue()
+
+    async def speak(talk: Conversation) -> None:
+        talks.put_nowait(talk)
+        talk.accept()
+        for _ in range(30):
+            talk.delta("x" * 100_000, [1])
+            await asyncio.sleep(0)
+
+    tokenizer.script = speak
+    host, port = gateway.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.transport.pause_reading()
+    body = msgspec.json.encode(BODY | {"timeout": 0.5})
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    talk = await talks.get()
+    async with asyncio.timeout(3):
+        await talk.cancelled.wait()
+    writer.transport.abort()
+
+
 async def test_a_client_that_does_not_read_is_aborted(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:

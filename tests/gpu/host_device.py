@@ -35,7 +35,7 @@ from pagemesh.worker_svc.models.decoder import Decoder
 from pagemesh.worker_svc.runner import Runner
 
 VOCAB, BLOCK_TOKENS, EOS = 97, 16, 5
-MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_STEP_TOKENS = 64, 8, 128
+MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_STEP_TOKENS = 64, 8, 100
 CONFIG = DecoderConfig.from_dict(
     {
         "architectures": ["Qwen3ForCausalLM"],

@@ -46,8 +46,7 @@ def test_a_full_queue_is_answered_with_a_time_to_come_back() -> None:
     with pytest.raises(RequestError, match="2 requests with 10 prompt tokens") as caught:
         engine.submit(OWNER, make_submit(3, PROMPT), 4.0)
     assert (caught.value.status, caught.value.code) == (429, "engine_overloaded")
-    # One request was admitted, four seconds ago.
-    assert caught.value.retry_after_s == 8.0
+    assert caught.value.retry_after_s == 1.0  # nothing is known yet
     assert engine.n_waiting == 2
 
 
@@ -90,7 +89,7 @@ def test_nobody_goes_for_a_newcomer_that_would_not_fit_then_either() -> None:
 def test_what_has_begun_elsewhere_is_always_taken_and_never_sent_away() -> None:
     engine = engine_of(max_waiting=1, scheduling_policy="priority", queue_timeout_s=2.0)
     engine.submit(OWNER, make_submit(1, PROMPT, prior=[8], priority=9), 0.0)
-    engine.submit(OWNER, make_submit(2, PROMPT, prior=[8], priority=9), 0.0)
+    engine.submit(OWNER, make_submit(2, PROMPT, attempt=1, priority=9), 0.0)
     with pytest.raises(RequestError):
         engine.submit(OWNER, make_submit(3, PROMPT, priority=0), 0.0)
     assert refused(engine, 100.0) == {}
@@ -118,5 +117,28 @@ def test_a_wait_is_between_a_second_and_a_minute(
     pace, now_s = Pace(), 0.0
     for n_requests, passed_s in admissions:
         now_s += passed_s
-        pace.admitted(n_requests, now_s)
+        pace.admitted(n_requests, 1, now_s)
     assert 1.0 <= pace.wait_s(n_waiting, now_s) <= 60.0
+
+
+def test_a_wait_follows_the_pace_while_somebody_waits() -> None:
+    pace = Pace()
+    for second in range(4):
+        pace.admitted(2, n_left=9, now_s=float(second))
+    assert pace.wait_s(10, 4.0) == 5.0
+    pace.admitted(9, n_left=0, now_s=4.0)
+    assert pace.wait_s(100, 3604.0) == 1.0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_choices_of_a_request_that_has_begun_are_never_sent_away(policy: str) -> None:
+    engine = engine_of(max_waiting=1, scheduling_policy=policy, queue_timeout_s=2.0)
+    engine.end(OWNER, [0], "abort", 0.0)
+    for choice in range(3):
+        submit = make_submit(1 + choice, PROMPT, request_id="three", priority=9, choice=choice)
+        engine.submit(OWNER, submit, 0.0)
+        engine.plan(0.0)
+    assert engine.n_waiting == 2
+    with pytest.raises(RequestError):
+        engine.submit(OWNER, make_submit(5, PROMPT), 0.0)
+    assert refused(engine, 100.0) == {}

@@ -37,8 +37,8 @@ from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, scor
 from pagemesh.worker_svc.sampler import SampledRows
 
 _ZERO: Final = np.zeros(1, np.int32)
-# Rows of up to as many tokens are no work to share out, so that attention has a simpler kernel. For
-# these, decode steps have graphs of their own.
+# Rows of up to as many tokens are no work to share out, so that attention has a simpler kernel (for
+# 16 bits and heads of up to 128; elsewhere it is the same). Their decode steps have own graphs.
 _SHORT_TOKENS: Final = 768
 
 
@@ -176,7 +176,9 @@ class GPUExecutor:
 
     @property
     def _graphs(self) -> list[StepGraphs]:
-        return [*(decodes.graphs for decodes in self.decodes), self.prompt_graphs]
+        """Those that need most memory first: the others find it there."""
+        decodes = [decodes.graphs for decodes in reversed(self.decodes)]
+        return [self.prompt_graphs, *decodes]
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
         """Tokens that were sampled stand where they belong, and are counted, already."""
@@ -187,12 +189,12 @@ class GPUExecutor:
     def _decode(self, rows: Rows) -> _Forward:
         """One token of each row, through a graph."""
         n = len(rows)
+        self._copy_out.fence()  # a step to capture writes to `_sampled` too
         longest = int(rows.starts.max()) + 1
         decodes = next(decodes for decodes in self.decodes if longest <= decodes.longest)
         graphs = decodes.graphs
         size = graphs.size_for(n) if self._eager else graphs.hold(n)
         self._rows.place(rows, size)
-        self._copy_out.fence()
         if self._eager:
             self._launch_decode(size, decodes.longest)
         else:

@@ -22,7 +22,6 @@ class StepWords:
     its padding tokens, and others without tokens; counts int32[2] as in `AttentionInputs`."""
 
     def __init__(self, n_slots: int, device: torch.device) -> None:
-        self._n_slots = n_slots
         n_row_words = (n_slots + 1) * ROW_WORDS
         self._words = torch.zeros(n_row_words + 2 + 2 * n_slots, dtype=torch.int32, device=device)
         self.rows = self._words[:n_row_words].view(-1, ROW_WORDS)
