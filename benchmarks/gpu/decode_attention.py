@@ -8,8 +8,8 @@ Every launch reads pages scattered over one pool; small cells take turns on so m
 page is still in the L2 cache. Launches are timed as replays of one CUDA graph, without the planning
 kernels (once a step, timed apart). Bytes are those of K and V alone. A cell of at least 256k tokens
 is marked < if it is below 85% of the copy; neighbours more than 15% apart are listed. Batches with
-a common prefix are timed with each row computed by itself (1) and with up to 16 or 32 query heads
-of several rows computed together: percent of a copy of the bytes of all rows, and of what differs.
+a common prefix are timed with each row computed by itself (alone) and with those that share pages
+computed together: percent of a copy of the bytes of all rows, and of what differs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,15 @@ from pagemesh.worker_svc.gpu.rehearsal import dry_run, rehearse
 
 GIB = 2**30
 LOADED = Reading(free_bytes=60 * GIB, allocated_bytes=0, peak_bytes=0, reserved_bytes=0, n_failed=0)
-FREE = {"assembled": 59, "short": 59, "half": 57, "full": 55, "captured": 54, "decoded": 54}
+FREE = {
+    "assembled": 60,
+    "short": 60,
+    "half": 58,
+    "full": 56,
+    "largest": 55,
+    "captured": 54,
+    "decoded": 54,
+}
 
 
 class FakeRunner:
@@ -51,6 +59,9 @@ class FakeExecutor:
         self.calls.append("capture")
         if self.capture_fails:
             raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def launch_largest(self) -> None:
+        self.calls.append("launch_largest")
 
     def launch_hot(self) -> None:
         self.calls.append("launch_hot")
@@ -90,7 +101,7 @@ def test_needs_follow_from_the_readings(runner: FakeRunner, executor: FakeExecut
     assert needs.graphs_bytes == GIB
     assert needs.total_bytes == 9 * GIB + 6 * GIB
     assert needs.step_bytes_per_token == GIB / 500
-    assert executor.calls == ["capture"]
+    assert executor.calls == ["launch_largest", "capture"]
     assert runner.resets == 1
 
 
@@ -128,7 +139,7 @@ def test_a_dry_run_launches_what_the_rehearsal_does(
     runner.steps.clear()
     rehearse(lambda: (runner, executor), readings(), 0)
     assert dry == runner.steps
-    assert executor.calls == ["launch_hot", "capture"]
+    assert executor.calls == ["launch_largest", "launch_hot", "launch_largest", "capture"]
 
 
 @pytest.mark.parametrize("max_model_len", [1, 2])

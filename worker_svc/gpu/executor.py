@@ -174,6 +174,14 @@ class GPUExecutor:
         for graphs in self._graphs:
             graphs.launch_hot()
 
+    def launch_largest(self) -> None:
+        """The largest step there may be, kernel by kernel, on no sequence: with as many rows that
+        decode, and as long ones, as there is room for."""
+        size = len(self._buffers.token_ids)
+        self._words.place_padding(size)
+        self._launch_prompts(size)
+        del self._hidden[size]
+
     @property
     def _graphs(self) -> list[StepGraphs]:
         """Those that need most memory first: the others find it there."""

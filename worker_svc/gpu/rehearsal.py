@@ -56,6 +56,7 @@ def dry_run(runner: Runner, executor: GPUExecutor) -> None:
     executor must be an eager one."""
     for step in (*_prompt_steps(runner), *_decode_steps(runner)):
         runner.launch(step).wait()
+    executor.launch_largest()
     executor.launch_hot()
     runner.reset()
 
@@ -76,6 +77,9 @@ def rehearse(
         assembled = gauge.read("max_num_seqs")
         prompts = _prompt_steps(runner)
         _, half, full = (gauge.run(runner, step, "step_tokens") for step in prompts)
+        # Its own part of the memory grows with rows, so it tells nothing of a token's.
+        executor.launch_largest()
+        full = full._replace(free_bytes=gauge.read("step_tokens").free_bytes)
         executor.capture()
         captured = gauge.read("max_num_seqs")
         for step in _decode_steps(runner):
