@@ -11,7 +11,7 @@ matrix product have one order, wherever it stands.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import triton.language as tl
@@ -28,7 +28,14 @@ from pagemesh.kernels.gpu.decode_chunk import (
     query_of,
 )
 from pagemesh.kernels.gpu.decode_combine import Parts, Result, arrive, chunks_at_once, keep
-from pagemesh.kernels.gpu.decode_plan import QUERY_HEADS, DecodeConfig, Heads, plan_decode
+from pagemesh.kernels.gpu.decode_plan import (
+    QUERY_HEADS,
+    DecodeConfig,
+    DecodePlan,
+    Heads,
+    WorkList,
+    plan_decode,
+)
 from pagemesh.kernels.gpu.kernel import kernel
 from pagemesh.kernels.gpu.launch import multiprocessors, next_power_of_2, pdl
 from pagemesh.kernels.inputs import AttentionInputs
@@ -88,15 +95,36 @@ def decode_attention(
     heads = Heads(n_kv_heads, n_heads // n_kv_heads, head_dim)
     config = config or choose_config(heads, q.dtype, multiprocessors())
     plan = plan_decode(inputs, heads, block_tokens, window, config)
-    tables = inputs.block_tables
+    where = _Tensors(q, k_cache, v_cache, out, inputs.block_tables)
+    for work in (plan.shared, plan.singles):
+        if work.members > 1 or work is plan.singles:
+            _launch(where, plan, work, heads, config, scale)
+    return out
+
+
+class _Tensors(NamedTuple):
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    out: Tensor
+    tables: Tensor
+
+
+def _launch(
+    where: _Tensors,
+    plan: DecodePlan,
+    work: WorkList,
+    heads: Heads,
+    config: DecodeConfig,
+    scale: float,
+) -> None:
+    """Compute what is on a work list. What several rows share is a launch of its own: the loop over
+    tokens is slower in a kernel that does both."""
+    q, out, tables = where.q, where.out, where.tables
     _decode_kernel[(config.programs,)](
-        q,
-        k_cache,
-        v_cache,
-        out,
-        tables,
-        plan.items,
-        plan.n_items,
+        *where,
+        work.items,
+        work.n_items,
         plan.n_chunks,
         plan.arrived,
         plan.sums,
@@ -109,15 +137,15 @@ def decode_attention(
         q.stride(1),
         out.stride(0),
         out.stride(1),
-        N_KV_HEADS=n_kv_heads,
+        N_KV_HEADS=heads.n_kv_heads,
         GROUP=heads.group,
-        HEAD_DIM=head_dim,
-        PAGE_BITS=block_tokens.bit_length() - 1,
+        HEAD_DIM=heads.head_dim,
+        PAGE_BITS=where.k_cache.shape[2].bit_length() - 1,
         CHUNKED=plan.max_chunks > 1,
-        MEMBERS=plan.max_members,
+        MEMBERS=work.members,
         M=max(QUERY_HEADS, next_power_of_2(heads.group)),
         G=next_power_of_2(heads.group),
-        D=next_power_of_2(head_dim),
+        D=next_power_of_2(heads.head_dim),
         TILE=config.tile_tokens,
         COLUMNS=next_power_of_2(config.max_chunks),
         AT_ONCE=chunks_at_once(heads, config.num_warps),
@@ -127,7 +155,6 @@ def decode_attention(
         maxnreg=config.max_registers,
         launch_pdl=pdl(),
     )
-    return out
 
 
 @kernel(do_not_specialize=["peaks_stride", "max_chunks", "table_stride"])

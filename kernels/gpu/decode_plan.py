@@ -9,7 +9,7 @@ a chunk are computed together (decode_share.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,22 +73,38 @@ class Heads:
     head_dim: int
 
 
+class WorkList(NamedTuple):
+    """Items for programs to take. There is room for what they read ahead."""
+
+    items: Tensor
+    """int32[…, 3 + members]: first token, token after the last, the chunk's number in the row
+    (65535 if it has no other) with the number of rows above it (<< 16), and these rows."""
+    n_items: Tensor
+    """int32[1]."""
+    members: int
+    """The most rows of an item."""
+
+    @classmethod
+    def empty(cls, room: int, members: int, device: torch.device) -> WorkList:
+        shape = room, ITEM_FIELDS.value + members
+        items = torch.empty(shape, dtype=torch.int32, device=device)
+        return cls(items, torch.empty(1, dtype=torch.int32, device=device), members)
+
+
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The work list of one step's decode rows, and the scratch memory of its layers.
+    """The work of one step's decode rows, and the scratch memory of its layers.
 
     A row's bound of chunks is `config.chunks(max_seq_tokens)`, or of the window if that is less.
     The largest part of the memory is the partial sums: 4 * rows * max_chunks * query heads *
     (head_dim + 2) bytes.
     """
 
-    items: Tensor
-    """int32[rows * max_chunks + room to read ahead, 3 + max_members]: first token, token after the
-    last, the chunk's number in the row (65535 if it has no other) with the number of rows above it
-    (<< 16), and these rows. Item r is the last chunk of row r; the others follow in about this
-    order: the first chunks of 16 rows, then their second …"""
-    n_items: Tensor
-    """int32[1]."""
+    singles: WorkList
+    """Chunks of one row. Item r is the last chunk of row r; the others follow in about this order:
+    the first chunks of 16 rows, then their second …"""
+    shared: WorkList
+    """Chunks that several rows have in common; without any where `members` is 1."""
     n_chunks: Tensor
     """int32[rows]."""
     leaders: Tensor
@@ -101,8 +117,6 @@ class DecodePlan:
     """float32[2, rows, Hkv, max_chunks, group]: highest score (log2), sum of weights."""
     max_chunks: int
     """Of a row of this batch: a bound that the host knows."""
-    max_members: int
-    """Rows of an item."""
 
     @classmethod
     def empty(
@@ -118,17 +132,17 @@ class DecodePlan:
             return torch.empty(shape, dtype=torch.int32, device=device)
 
         slots = (rows, heads.n_kv_heads, max_chunks, heads.group)
-        room = rows * max_chunks + cdiv(programs, heads.n_kv_heads)
+        ahead = cdiv(programs, heads.n_kv_heads)
+        n_pairs = rows * (max_chunks - 1) // 2 if max_members > 1 else 0
         return cls(
-            items=ints(room, ITEM_FIELDS.value + max_members),
-            n_items=ints(1),
+            singles=WorkList.empty(rows * max_chunks + ahead, 1, device),
+            shared=WorkList.empty(n_pairs + ahead, max_members, device),
             n_chunks=ints(rows),
             leaders=ints(max_chunks - 1, rows),
             arrived=ints(rows, heads.n_kv_heads),
             sums=torch.empty(*slots, heads.head_dim, dtype=torch.float32, device=device),
             peaks=torch.empty(2, *slots, dtype=torch.float32, device=device),
             max_chunks=max_chunks,
-            max_members=max_members,
         )
 
 
@@ -167,8 +181,9 @@ def _new_plan(
     match_kernel[(blocks, columns)](
         inputs.seq_lens,
         inputs.block_tables,
-        plan.items,
-        plan.n_items,
+        plan.singles.items,
+        plan.singles.n_items,
+        plan.shared.n_items,
         plan.n_chunks,
         plan.leaders,
         plan.arrived,
@@ -185,8 +200,8 @@ def _new_plan(
     if max_chunks > 1:
         group_kernel[(blocks, columns)](
             inputs.seq_lens,
-            plan.items,
-            plan.n_items,
+            *plan.singles[:2],
+            *plan.shared[:2],
             plan.n_chunks,
             plan.leaders,
             cdiv(config.programs, heads.n_kv_heads),

@@ -49,8 +49,9 @@ class Alike(NamedTuple):
 def match_kernel(
     seq_lens,
     tables,
-    items,
-    n_items,
+    singles,
+    n_singles,
+    n_shared,
     n_chunks,
     leaders,
     arrived,
@@ -78,12 +79,13 @@ def match_kernel(
     cut = Cut(seq_lens, n_rows, window, chunk_tokens, most_chunks)
     first, size, n_mine = _chunks(cut, rows)
     if tl.program_id(1) == 0:
-        tl.store(n_items, n_rows)
+        tl.store(n_singles, n_rows)
+        tl.store(n_shared, 0)
         is_row = rows < n_rows
         tl.store(n_chunks + rows, n_mine, mask=is_row)
         chunk = n_mine - 1
         stop = tl.load(seq_lens + rows, mask=is_row, other=0)
-        item = items + rows * (ITEM_FIELDS + MEMBERS)
+        item = singles + rows * (ITEM_FIELDS + 1)
         number = tl.where(chunk > 0, chunk, WHOLE)
         _write_item(item, first + chunk * size, stop, number, 1, rows, is_row)
         head = tl.arange(0, HEADS)
@@ -138,8 +140,10 @@ def _equal_pages(tables, table_stride, rows, others, start, size, PAGE_BITS: tl.
 @kernel(do_not_specialize=["full_card", *_RUN_TIME])
 def group_kernel(
     seq_lens,
-    items,
-    n_items,
+    singles,
+    n_singles,
+    shared,
+    n_shared,
     n_chunks,
     leaders,
     full_card,
@@ -165,19 +169,21 @@ def group_kernel(
     if tl.program_id(1) < n_columns:
         members = _members(n_chunks, n_rows, full_card, MEMBERS)
         for column in range(tl.program_id(1), n_columns, tl.num_programs(1)):
-            leads, n_listed = column < n_mine - 1, tl.full([ROWS], 1, tl.int32)
+            alone = column < n_mine - 1
+            start = first + column * size
             if MEMBERS > 1:
                 alike = Alike(leaders + column * n_rows, n_chunks, column, n_rows)
-                leader = tl.load(alike.leaders + rows, mask=leads, other=-1)
+                leader = tl.load(alike.leaders + rows, mask=alone, other=-1)
                 before, after = _count(alike, rows, leader)
-                leads = leads & (before % members == 0)
                 n_listed = tl.minimum(after, members)
-            item = items + _take(n_items, leads) * (ITEM_FIELDS + MEMBERS)
-            start = first + column * size
-            _write_item(item, start, start + size, column, n_listed, rows, leads)
-            if MEMBERS > 1:
-                listing = tl.where(leads & (n_listed > 1), leader, -1)
+                leads = alone & (before % members == 0)
+                alone, together = leads & (n_listed == 1), leads & (n_listed > 1)
+                item = shared + _take(n_shared, together) * (ITEM_FIELDS + MEMBERS)
+                _write_item(item, start, start + size, column, n_listed, rows, together)
+                listing = tl.where(together, leader, -1)
                 _list(item + ITEM_FIELDS, alike, rows, listing, members)
+            item = singles + _take(n_singles, alone) * (ITEM_FIELDS + 1)
+            _write_item(item, start, start + size, column, 1, rows, alone)
 
 
 @triton.jit
