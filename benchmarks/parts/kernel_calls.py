@@ -4,6 +4,7 @@ padding, sizes that fill no tile. What they compute is for the tests to judge.""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import NamedTuple
@@ -239,10 +240,13 @@ def _mixed_steps(where: Where) -> Iterator[Call]:
     shapes = [((4, 2, 64), 16), ((3, 1, 80), 16), ((8, 2, 128), 64), ((2, 1, 256), 16)]
     for (heads, page), window in product(shapes, (None, 13)):
         pages = _pages(where, heads, page, rows, 2)
-        yield Call(
-            f"paged_attention {heads} pages of {page} window {window}",
-            partial(paged_attention, *pages, scale=heads[2] ** -0.5, window=window),
-        )
+        counted = replace(pages.inputs, n_decode=len(rows), counts=where.ints([len(rows), 2]))
+        for kind, inputs in (("", pages.inputs), (" counted", counted)):
+            given = pages._replace(inputs=inputs)
+            yield Call(
+                f"paged_attention {heads} pages of {page} window {window}{kind}",
+                partial(paged_attention, *given, scale=heads[2] ** -0.5, window=window),
+            )
 
 
 # -- matrices -------------------------------------------------------------------------------------

@@ -118,7 +118,8 @@ def _first_alike(tables, table_stride, cut, rows, column, size, inner, PAGE_BITS
 @triton.jit
 def _last_page(tables, table_stride, rows, column, size, exists, other, PAGE_BITS: tl.constexpr):
     place = ((column + 1) * size - 1) >> PAGE_BITS
-    return tl.load(tables + rows * table_stride + place, mask=exists, other=other)
+    table = tables + rows.to(tl.int64) * table_stride
+    return tl.load(table + place, mask=exists, other=other)
 
 
 @triton.jit
@@ -127,12 +128,14 @@ def _equal_pages(tables, table_stride, rows, others, start, size, PAGE_BITS: tl.
     begin = start >> PAGE_BITS
     n_pages = tl.where(others != rows, ((start + size - 1) >> PAGE_BITS) + 1 - begin, 0)
     page = tl.arange(0, _PAGES)
+    mine = tables + rows.to(tl.int64) * table_stride
+    theirs = tables + others.to(tl.int64) * table_stride
     differ = tl.zeros([ROWS, _PAGES], tl.int32)
     for i in range(0, tl.max(n_pages, 0), _PAGES):
         place = begin[:, None] + i + page[None, :]
         there = (i + page)[None, :] < n_pages[:, None]
-        one = tl.load(tables + rows[:, None] * table_stride + place, mask=there, other=0)
-        other = tl.load(tables + others[:, None] * table_stride + place, mask=there, other=0)
+        one = tl.load(mine[:, None] + place, mask=there, other=0)
+        other = tl.load(theirs[:, None] + place, mask=there, other=0)
         differ |= one ^ other
     return tl.max(tl.where(differ != 0, 1, 0), 1) == 0
 

@@ -175,6 +175,22 @@ def test_rows_that_only_the_device_counts(device, dtype):
     assert out[2:].isnan().all()
 
 
+def test_counted_rows_share_as_others_do(device, dtype):
+    """Nine rows with common pages, of as many as there may be twelve."""
+    rows = [(1, 100 + 3 * row) for row in range(9)]
+    batch = random_batch(SHAPE, rows, n_decode=9, seed=1, dtype=dtype, padding_tokens=4)
+    batch.inputs.block_tables[1:, :6] = batch.inputs.block_tables[0, :6].clone()
+    config = replace(SMALL, programs_per_sm=1, max_chunks=8)
+    expected = attend(on(device, replace(batch, q=batch.q[:9])), config=config)
+    more = counted(batch)
+    assert more.inputs.n_decode > 9
+    there = on(device, replace(more, q=more.q[: more.inputs.n_decode]))
+    assert torch.equal(attend(there, config=config)[:9], expected)
+    if device == "cpu":  # a card has too many programs for so few rows to share
+        [plan] = there.inputs.plans.values()
+        assert int(plan.shared.n_items) > 0
+
+
 @pytest.mark.gpu
 def test_captured_with_lengths_that_change(device, dtype):
     """One graph of plan and two layers follows the lengths on the device."""
