@@ -45,7 +45,7 @@ class Backlog:
     """The bounds of the queue. What is over them is answered 429 or 503, with a time to come back.
 
     Under the priority policy a newcomer takes the place of requests that would be served after it,
-    the last ones first. What has generated tokens already is never turned away.
+    the last ones first. What has begun is never turned away.
     """
 
     def __init__(self, settings: SchedulerSettings, lifecycle: Lifecycle) -> None:

@@ -30,7 +30,13 @@ class Borrowing:
     """Blocks by content that steps in flight fill, and those that the step being planned fills.
     For one plan."""
 
-    def __init__(self, flights: Iterable[InFlight], block_tokens: int) -> None:
+    def __init__(
+        self,
+        flights: Iterable[InFlight],
+        chunks: Iterable[tuple[Request, int]],
+        block_tokens: int,
+    ) -> None:
+        """`chunks` of running requests, and their tokens, are in the step being planned."""
         self._block_tokens = block_tokens
         self._lent: dict[bytes, _Filled] = {}
         self._entering: dict[bytes, _Filled] = {}
@@ -38,6 +44,8 @@ class Borrowing:
             for request, _, _ in flight.chunks:
                 if request.status is Status.RUNNING:
                     self._fill(self._lent, request, request.published, request.computed)
+        for request, n_tokens in chunks:
+            self.enter(request, request.computed // block_tokens, request.computed + n_tokens)
 
     def enter(self, request: Request, n_known: int, n_computed: int) -> None:
         """The step being planned computes the blocks of `request` from `n_known` on, up to

@@ -16,6 +16,7 @@ from pagemesh.scheduler_svc.borrowing import Borrowing
 from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.scheduler_svc.inflight import InFlight
 from pagemesh.scheduler_svc.prefix import Prefix, PrefixCache
+from pagemesh.scheduler_svc.queues import WaitingQueue
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.shared.errors import SettingsError
@@ -91,7 +92,7 @@ class Schedule(NamedTuple):
 
 def plan_step(
     residents: Residents,
-    waiting: Iterable[Request],
+    waiting: WaitingQueue,
     cache: PrefixCache,
     limits: Limits,
     flights: Sequence[InFlight],
@@ -104,10 +105,9 @@ def plan_step(
     if len(rows.growing) > blocks.free:
         rows, preempted = make_room(residents, limits)
         return Schedule(rows, preempted, [])
-    borrowing = Borrowing(flights if waiting else (), limits.block_tokens)
-    for request, n_tokens in rows.chunks:
-        n_known = request.computed // limits.block_tokens
-        borrowing.enter(request, n_known, request.computed + n_tokens)
+    if not waiting:
+        return Schedule(rows, [], [])
+    borrowing = Borrowing(flights, rows.chunks, limits.block_tokens)
     planner = _Admissions(len(residents.running), rows, cache, borrowing, blocks, limits)
     return Schedule(rows, [], planner.plan(waiting, landed_step))
 

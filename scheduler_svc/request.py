@@ -32,7 +32,7 @@ OrderKey = tuple[int, float, int]
 class Borrower(NamedTuple):
     request: Request
     n_tokens: int
-    """Of the lender's that it began with."""
+    """That it began with, the lender's the last or among them."""
 
 
 class Status(Enum):

@@ -96,9 +96,9 @@ def decode_attention(
     config = config or choose_config(heads, q.dtype, multiprocessors())
     plan = plan_decode(inputs, heads, block_tokens, window, config)
     where = _Tensors(q, k_cache, v_cache, out, inputs.block_tables)
-    for work in (plan.shared, plan.singles):
-        if work.members > 1 or work is plan.singles:
-            _launch(where, plan, work, heads, config, scale)
+    if plan.shared.members > 1:
+        _launch(where, plan, plan.shared, heads, config, scale)
+    _launch(where, plan, plan.singles, heads, config, scale)
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -44,6 +45,17 @@ async def test_five_hundred_streams_keep_their_own_text(
     assert texts == ["".join(f"{name}:{i} " for i in range(N_TOKENS)) for name in names]
 
 
+async def ask_without_reading(gateway: Gateway, **fields: Any) -> asyncio.StreamWriter:
+    """A client that sends BODY and leaves the answer where it is."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    body = msgspec.json.encode(BODY | fields)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return writer
+
+
 async def test_a_deadline_holds_for_a_client_that_does_not_read(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:
@@ -58,12 +70,7 @@ async def test_a_deadline_holds_for_a_client_that_does_not_read(
             await asyncio.sleep(0)
 
     tokenizer.script = speak
-    host, port = gateway.url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    writer.transport.pause_reading()
-    body = msgspec.json.encode(BODY | {"timeout": 0.5})
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    writer = await ask_without_reading(gateway, timeout=0.5)
     talk = await talks.get()
     async with asyncio.timeout(3):
         await talk.cancelled.wait()
@@ -83,12 +90,7 @@ async def test_a_client_that_does_not_read_is_aborted(
             await asyncio.sleep(0)
 
     tokenizer.script = flood
-    host, port = gateway.url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-    writer.transport.pause_reading()
-    body = msgspec.json.encode(BODY)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    writer = await ask_without_reading(gateway)
     talk = await talks.get()
     async with asyncio.timeout(30):
         await talk.cancelled.wait()

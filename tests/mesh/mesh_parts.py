@@ -13,6 +13,7 @@ import requests
 from mesh_process import MeshProcess
 from metric_names import Scrape
 
+# A worker that starts anew loads its model, here beside whatever else the machine does.
 RECOVERY_S: Final = 100.0
 STORY: Final[dict[str, Any]] = {
     "model": "smollm2-135m-instruct",

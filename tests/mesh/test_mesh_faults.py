@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import psutil
 import pytest
 import requests
+from mesh_parts import RECOVERY_S, STORY, Told, streams_during
 from mesh_process import (
     SERVICES,
     SMALL_MESH,
@@ -24,18 +23,10 @@ from mesh_process import (
 from metric_names import Scrape
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
-# A worker that starts anew loads its model, here beside whatever else the machine does.
-RECOVERY_S: Final = 100.0
 PATIENT: Final = ("--request-timeout-s", "100")
 # Heartbeats notice a frozen peer within ten seconds; the rest is patience with a busy machine.
 FROZEN_NOTICED_S: Final = 40.0
 DUMMY_MESH: Final = (*SMALL_MESH, "--load-format", "dummy")
-STORY: Final[dict[str, Any]] = {
-    "model": "smollm2-135m-instruct",
-    "prompt": "Once upon a time there was a page table",
-    "temperature": 0,
-    "max_tokens": 48,
-}
 
 
 @pytest.fixture(scope="module")
@@ -91,20 +82,7 @@ async def test_a_stream_outlives_the_kill_of(
 ) -> None:
     wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
     before = victim.child(service)
-    pieces: list[str] = []
-    async with (
-        aiohttp.ClientSession(victim.base_url) as session,
-        session.post("/v1/completions", json={**STORY, "stream": True}) as answer,
-    ):
-        async for line in answer.content:
-            if not line.startswith(b"data: {"):
-                continue  # a keep-alive comment, or the end
-            chunk = json.loads(line.removeprefix(b"data: "))
-            assert "error" not in chunk
-            pieces.append(chunk["choices"][0]["text"])
-            if len(pieces) == 3:
-                before.kill()
-    assert "".join(pieces) == undisturbed
+    assert await streams_during([victim.base_url], before) == [Told(undisturbed, broken=False)]
     assert_all_ended(victim)
     wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
     assert victim.child(service).pid != before.pid
