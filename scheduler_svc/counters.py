@@ -30,6 +30,11 @@ class EngineCounters:
         """Times the engine gave up all its requests over an invariant."""
         self.steps = StepObservations()
 
+    @property
+    def prefix_miss_rate(self) -> float:
+        """Share of the tokens looked up, 0 to 1."""
+        return 1 - self.prefix_hit_tokens / max(1, self.prefix_query_tokens)
+
     def count_lookup(self, n_tokens: int, n_hit: int, *, readmitted: bool) -> None:
         if readmitted:
             self.readmitted_query_tokens += n_tokens

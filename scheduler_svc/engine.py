@@ -26,6 +26,7 @@ from pagemesh.scheduler_svc.request import Request
 from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.scheduler_svc.results import ResultReader
 from pagemesh.scheduler_svc.run_ahead import RunAhead
+from pagemesh.scheduler_svc.step_pace import PaceMeter
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
 from pagemesh.shared.engine_messages import Step, StepResult, Submit, Tokens
 from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard, WireError
@@ -63,6 +64,7 @@ class Engine:
         self._report_ended = report_ended
         self._limits = Limits.of(card, capacity, settings)
         self._run_ahead = RunAhead(settings.run_ahead_depth)
+        self._pace = PaceMeter()
         self._intake = Intake(card, capacity, settings.scheduling_policy)
         self._clients: dict[str, Client] = {}
         self._last_event_s = 0.0
@@ -186,6 +188,7 @@ class Engine:
         round_trip_s = now_s - flight.planned_s
         self.counters.steps.landed(round_trip_s, result.inside_s, result.elapsed_s)
         self._run_ahead.landed(result.elapsed_s)
+        self._pace.observe(flight.n_tokens, result.elapsed_s)
         self._results.read(flight, result, self._writer.step, now_s)
         return self._lifecycle.take_frames(self.engine_id)
 
@@ -240,7 +243,16 @@ class Engine:
             readmitted_query_tokens_total=counters.readmitted_query_tokens,
             readmitted_hit_tokens_total=counters.readmitted_hit_tokens,
             steps=counters.steps.so_far(),
+            prefill_tokens=self._prefill_tokens(),
+            pace=self._pace.pace(),
         )
+
+    def _prefill_tokens(self) -> int:
+        """Left to compute of the prompts here. Those that wait are presumed to find as much in the
+        cache as others did."""
+        entering = self._residents.off_order.values()
+        begun = sum(max(0, each.entry_length - each.computed) for each in entering)
+        return begun + round(self._lifecycle.waiting.n_tokens * self.counters.prefix_miss_rate)
 
     def status(self) -> EngineStatus:
         return EngineStatus(self.engine_id, self.card, self.capacity, self.stats())

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.step_stats import StepStats
+from pagemesh.shared.step_stats import StepPace, StepStats
 
 # -- handshake ------------------------------------------------------------------------------------
 
@@ -47,7 +47,9 @@ class EngineStats(NamedTuple):
     """State of one engine, as the metrics and the dispatcher want it. Totals only grow.
 
     `waiting_deferred` of the `waiting` wait for a prompt that another computes. Token counts of
-    the prefix cache are of first admissions; `readmitted_` ones of those after a preemption."""
+    the prefix cache are of first admissions; `readmitted_` ones of those after a preemption.
+    `prefill_tokens` are known to the engine and not computed, less what the cache is likely to hold
+    of them. `index_number` is the engine's in the prefix index; 0: none."""
 
     running: int = 0
     waiting: int = 0
@@ -59,6 +61,9 @@ class EngineStats(NamedTuple):
     readmitted_query_tokens_total: int = 0
     readmitted_hit_tokens_total: int = 0
     steps: StepStats = StepStats()
+    prefill_tokens: int = 0
+    pace: StepPace = StepPace()
+    index_number: int = 0
 
 
 class EngineStatus(NamedTuple):

@@ -13,6 +13,13 @@ from pagemesh.shared.distribution import HOP_S, Distribution, Observations
 STEP_TOKENS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+class StepPace(NamedTuple):
+    """A step of n tokens takes `overhead_s` + n × `token_s`. Without a `token_s`: not known yet."""
+
+    overhead_s: float = 0.0
+    token_s: float = 0.0
+
+
 class StepStats(NamedTuple):
     """Of one engine, since it came up; as it travels. Times are in seconds, by HOP_S."""
 

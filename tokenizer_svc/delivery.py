@@ -43,6 +43,7 @@ class Delivery:
             self._pipeline.add_prompt_logprobs(piece)
             await asyncio.sleep(0)
         fed = self._pipeline.feed(tokens._replace(prompt_logprobs=[]))
+        self._placement.begun(started.key for started in tokens.started)
         self._placement.release(end.key for end in tokens.ended)
         self._placement.release(key for key, _ in tokens.failed)
         self._placement.end(fed.end_keys, "stop")

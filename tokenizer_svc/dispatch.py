@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, NamedTuple
 
 from pagemesh.shared.engine_messages import Submit
+from pagemesh.shared.hashing import split_hashes
 from pagemesh.shared.messages import EngineStatus, ModelCard
+from pagemesh.shared.step_stats import StepPace
+from pagemesh.tokenizer_svc.cost import UNMEASURED, Load, Work, cost_s
+from pagemesh.tokenizer_svc.recent import RecentBlocks
+
+PRESUMED_SHARE: Final = 0.5
+"""Of a prompt, to be cached on the engine of its affinity, when nobody says who holds it."""
 
 
 class Place(NamedTuple):
@@ -34,10 +42,64 @@ class Need(NamedTuple):
         return card.block_tokens == self.block_tokens and card.max_model_len >= self.total_tokens
 
 
+class Ask(NamedTuple):
+    """What the choice of an engine depends on, of choices that start together.
+
+    `hashes` are those of the full blocks known, none where the cache is not read. Requests of one
+    `affinity` belong on one engine: `hinted` if the client says so, else if they begin alike.
+    """
+
+    need: Need
+    known_tokens: int
+    hashes: Sequence[bytes] = ()
+    answer_tokens: int = 0
+    choices: int = 1
+    affinity: bytes = b""
+    hinted: bool = False
+
+    @classmethod
+    def of(cls, submits: Sequence[Submit], card: ModelCard, cache_key: str = "") -> Ask:
+        first = submits[0]
+        reads_cache = first.params.prompt_logprobs is None
+        hashes = split_hashes(first.hashes) if reads_cache else []
+        prior_tokens = len(first.prior_ids) // 4
+        return cls(
+            need=Need.of(submits, card),
+            known_tokens=len(first.prompt_ids) // 4 + prior_tokens,
+            hashes=hashes,
+            answer_tokens=max(0, (first.params.max_tokens or 0) - prior_tokens),
+            choices=len(submits),
+            affinity=cache_key.encode() or b"".join(hashes[:1]),
+            hinted=bool(cache_key),
+        )
+
+    def uncached_tokens(self, blocks: float) -> float:
+        """That are left when the first `blocks` are cached. One is always computed."""
+        return max(1.0, self.known_tokens - blocks * self.need.block_tokens)
+
+
+Depths = Mapping[int, int]
+"""How many leading blocks of a chain engines hold, by their number in the prefix index."""
+
+
+class Chosen(NamedTuple):
+    """`cached_blocks` of the prompt are there, or on their way."""
+
+    place: Place
+    cached_blocks: int
+
+
 class _Engine(NamedTuple):
+    """`own` of what it reports is ours."""
+
     status: EngineStatus
-    own_at_report: int
+    own: Load
     draining: bool
+
+
+class _Placed(NamedTuple):
+    place: Place
+    prefill_tokens: float
 
 
 class Dispatch:
@@ -49,8 +111,10 @@ class Dispatch:
 
     def __init__(self) -> None:
         self._engines: dict[Place, _Engine] = {}
-        self._places: dict[int, Place] = {}
-        self._own: Counter[Place] = Counter()
+        self._placed: dict[int, _Placed] = {}
+        self._own_requests: Counter[Place] = Counter()
+        self._own_prefill: defaultdict[Place, float] = defaultdict(float)
+        self._recent: dict[Place, RecentBlocks] = {}
 
     def statuses(self) -> list[EngineStatus]:
         return [engine.status for engine in self._engines.values()]
@@ -67,55 +131,154 @@ class Dispatch:
         self._drop_engines(scheduler)
         for status in engines:
             place = Place(scheduler, status.engine_id)
-            self._engines[place] = _Engine(status, self._own[place], draining)
+            self._engines[place] = _Engine(status, self._own(place), draining)
+        for place in self._recent.keys() - self._engines.keys():
+            del self._recent[place]
 
     def drop(self, scheduler: str) -> list[int]:
         """The link to `scheduler` is gone. Returns the keys that were placed over it."""
         self._drop_engines(scheduler)
-        keys = [key for key, place in self._places.items() if place.scheduler == scheduler]
+        keys = [key for key, (place, _) in self._placed.items() if place.scheduler == scheduler]
         self.release(keys)
         return keys
 
-    def choose(self, need: Need) -> Place | None:
-        """The engine with the least load for its size among those that can serve `need`."""
-        fitting = (
+    # -- the decision: pure ------------------------------------------------------------------------
+
+    def candidates(self, need: Need) -> list[Place]:
+        """Engines that can serve `need`."""
+        return [
             place
             for place, engine in self._engines.items()
             if not engine.draining and need.met_by(engine.status.card)
-        )
-        return min(fitting, key=self._cost, default=None)
+        ]
 
-    def place(self, keys: Iterable[int], place: Place) -> None:
+    def choose(self, ask: Ask, depths: Depths | None, now_s: float) -> Chosen | None:
+        """The engine on which `ask` costs least. `depths`: the index's answer, None without one."""
+        places = self.candidates(ask.need)
+        if not places:
+            return None
+        choices = [
+            Chosen(place, self._cached_blocks(place, ask, depths, now_s)) for place in places
+        ]
+        rank = _ranks(ask.affinity)
+        favourite = max(places, key=rank) if self._needs_affinity(ask, choices, depths) else None
+        costs = self._costs(ask, choices, favourite)
+        return min(choices, key=lambda each: (costs[each.place], -rank(each.place), each.place))
+
+    def _needs_affinity(self, ask: Ask, choices: Iterable[Chosen], depths: Depths | None) -> bool:
+        """Nobody is known to hold anything: that means little if the index is silent, or the client
+        knows better."""
+        unknown = (depths is None and bool(ask.affinity)) or ask.hinted
+        return unknown and not any(each.cached_blocks for each in choices)
+
+    def _cached_blocks(self, place: Place, ask: Ask, depths: Depths | None, now_s: float) -> int:
+        number = self._engines[place].status.stats.index_number
+        indexed = depths.get(number, 0) if depths else 0
+        recent = self._recent.get(place)
+        return max(indexed, recent.depth(ask.hashes, now_s) if recent is not None else 0)
+
+    def _costs(
+        self, ask: Ask, choices: Iterable[Chosen], favourite: Place | None
+    ) -> dict[Place, float]:
+        """By place. The favourite is presumed to hold a share of the prompt."""
+        unmeasured = self._common_pace()
+        costs = {}
+        for place, blocks in choices:
+            uncached_tokens = ask.uncached_tokens(blocks)
+            if place == favourite:
+                uncached_tokens *= 1 - PRESUMED_SHARE
+            status = self._engines[place].status
+            pace = status.stats.pace if status.stats.pace.token_s else unmeasured
+            work = Work(uncached_tokens, ask.answer_tokens, ask.choices)
+            costs[place] = cost_s(work, self.load(place), status.capacity, pace)
+        return costs
+
+    def load(self, place: Place) -> Load:
+        """What the engine has reported, and our own since: the report may not know of it yet."""
+        status, at_report, _ = self._engines[place]
+        own, stats = self._own(place), status.stats
+        reported = stats.running + stats.waiting
+        return Load(
+            max(own.requests, reported + own.requests - at_report.requests),
+            max(
+                own.prefill_tokens,
+                stats.prefill_tokens + own.prefill_tokens - at_report.prefill_tokens,
+            ),
+        )
+
+    def _own(self, place: Place) -> Load:
+        return Load(self._own_requests[place], self._own_prefill.get(place, 0.0))
+
+    def _common_pace(self) -> StepPace:
+        """The mean of those measured, for engines that have computed nothing yet."""
+        paces = [engine.status.stats.pace for engine in self._engines.values()]
+        known = [pace for pace in paces if pace.token_s]
+        if not known:
+            return UNMEASURED
+        overhead_s, token_s = (sum(values) / len(known) for values in zip(*known, strict=True))
+        return StepPace(overhead_s, token_s)
+
+    # -- placements --------------------------------------------------------------------------------
+
+    def place(self, keys: Iterable[int], ask: Ask, chosen: Chosen, now_s: float) -> None:
+        """`keys` are the choices of `ask`; the first one computes the prompt for all."""
+        place, cached_blocks = chosen
+        prefill_tokens = ask.uncached_tokens(cached_blocks)
         for key in keys:
-            self._places[key] = place
-            self._own[place] += 1
+            self._placed[key] = _Placed(place, prefill_tokens)
+            self._own_requests[place] += 1
+            self._own_prefill[place] += prefill_tokens
+            prefill_tokens = 0.0
+        self._remember(place, ask.hashes, now_s)
+
+    def _remember(self, place: Place, hashes: Sequence[bytes], now_s: float) -> None:
+        engine = self._engines.get(place)
+        if engine is not None and hashes:
+            limit_blocks = engine.status.capacity.num_blocks
+            self._recent.setdefault(place, RecentBlocks(limit_blocks)).add(hashes, now_s)
+
+    def begun(self, keys: Iterable[int]) -> None:
+        """The prompts of `keys` are computed."""
+        for key in keys:
+            placed = self._placed.get(key)
+            if placed is not None:
+                self._take_off(placed.place, placed.prefill_tokens)
+                self._placed[key] = placed._replace(prefill_tokens=0.0)
 
     def release(self, keys: Iterable[int]) -> dict[str, list[int]]:
         """Forget `keys`. Returns those that were placed, by scheduler."""
         released: defaultdict[str, list[int]] = defaultdict(list)
         for key in keys:
-            place = self._places.pop(key, None)
-            if place is not None:
-                self._own[place] -= 1
-                if not self._own[place]:
-                    del self._own[place]
-                released[place.scheduler].append(key)
+            placed = self._placed.pop(key, None)
+            if placed is not None:
+                self._own_requests[placed.place] -= 1
+                self._take_off(placed.place, placed.prefill_tokens)
+                released[placed.place.scheduler].append(key)
         return released
 
     def release_lost(self, place: Place, keys: Iterable[int]) -> list[int]:
         """Forget those of `keys` that are placed at `place`, and return them."""
-        lost = [key for key in keys if self._places.get(key) == place]
+        lost = [key for key in keys if key in self._placed and self._placed[key].place == place]
         self.release(lost)
         return lost
+
+    def _take_off(self, place: Place, prefill_tokens: float) -> None:
+        self._own_prefill[place] -= prefill_tokens
+        if not self._own_requests[place]:
+            del self._own_requests[place]
+            self._own_prefill.pop(place, None)
 
     def _drop_engines(self, scheduler: str) -> None:
         for place in [place for place in self._engines if place.scheduler == scheduler]:
             del self._engines[place]
 
-    def _cost(self, place: Place) -> tuple[float, Place]:
-        """Requests per row of the batch: those reported, and our own since the report."""
-        status, own_at_report, _ = self._engines[place]
-        own = self._own[place]
-        reported = status.stats.running + status.stats.waiting
-        requests = max(own, reported + own - own_at_report)
-        return requests / max(1, status.capacity.max_num_seqs), place
+
+def _ranks(affinity: bytes) -> Callable[[Place], int]:
+    """Rendezvous hashing: every service ranks the engines alike for one affinity, and an engine
+    that comes or goes moves only what is its own (Thaler and Ravishankar, 1998)."""
+
+    def rank(place: Place) -> int:
+        digest = blake2b(affinity + place.engine_id.encode(), digest_size=8, key=b"affinity")
+        return int.from_bytes(digest.digest(), "little")
+
+    return rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TypeVar
@@ -14,7 +15,7 @@ from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Engines, EngineStatus, ModelCard
 from pagemesh.shared.prepared import PreparedModel
-from pagemesh.tokenizer_svc.dispatch import Dispatch, Need, Place
+from pagemesh.tokenizer_svc.dispatch import Ask, Chosen, Dispatch, Place
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -50,14 +51,22 @@ class Placement:
         `card` is the one they were checked against. Raises RequestError (503) when no engine
         appears in time, BadFrame for a placement that no frame can hold; `end` undoes the latter.
         """
-        need = Need.of(submits, card)
-        place = await self._when(lambda: self._dispatch.choose(need))
-        self._dispatch.place([submit.key for submit in submits], place)
+        ask = Ask.of(submits, card)
+        chosen = await self._when(lambda: self._choose(ask))
+        place = chosen.place
+        self._dispatch.place([submit.key for submit in submits], ask, chosen, time.monotonic())
         # When the link is closed already, its reader is about to hand these keys back as lost.
         with suppress(LinkClosed):
             for submit in submits:
                 self._links[place.scheduler].send(submit._replace(engine_id=place.engine_id))
         return place
+
+    def _choose(self, ask: Ask) -> Chosen | None:
+        return self._dispatch.choose(ask, None, time.monotonic())
+
+    def begun(self, keys: Iterable[int]) -> None:
+        """The engines have computed the prompts of `keys`."""
+        self._dispatch.begun(keys)
 
     def end(self, keys: Iterable[int], reason: str) -> None:
         """Tell the engines that `keys` need no more tokens."""
