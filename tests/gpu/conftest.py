@@ -31,6 +31,10 @@ if not ON_CARD:
     _accept_scalar_bounds()
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
+# The references compute on the CPU, in as many processes at once as there are workers.
+workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
 
 @pytest.fixture
 def device() -> str:

@@ -53,9 +53,9 @@ class Step:
         tables = batch.inputs.block_tables
         for row, source, first, stop in copies:
             tables[row, first:stop] = tables[source, first:stop]
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator(DEVICE).manual_seed(1)
         k_cache, v_cache = (
-            torch.randn(batch.k_cache.shape, generator=generator).to(DEVICE, dtype)
+            torch.randn(batch.k_cache.shape, generator=generator, device=DEVICE).to(dtype)
             for _ in range(2)
         )
         tensors = {
