@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+MAX_NOTED: Final = 8192
 
 
 class Block:
@@ -65,6 +68,33 @@ class FreeList:
         self.count += 1
 
 
+class Changes:
+    """Contents that entered or left a map since they were last taken, each once however often.
+    Beyond MAX_NOTED they are only counted, as missed."""
+
+    __slots__ = ("_noted", "missed")
+
+    def __init__(self) -> None:
+        self._noted: set[bytes] = set()
+        self.missed = 0
+
+    def __len__(self) -> int:
+        return len(self._noted)
+
+    def note(self, content: bytes) -> None:
+        if len(self._noted) < MAX_NOTED:
+            self._noted.add(content)
+        elif content not in self._noted:
+            self.missed += 1
+
+    def take(self, limit: int) -> list[bytes]:
+        """Some of them, at most `limit`; the others stay."""
+        if len(self._noted) <= limit:
+            taken, self._noted = list(self._noted), set()
+            return taken
+        return [self._noted.pop() for _ in range(limit)]
+
+
 class ContentMap:
     """Hash → blocks holding that content, the newest in front. Usually there is one; twins form a
     ring through the blocks themselves, so an entry costs no container.
@@ -75,15 +105,22 @@ class ContentMap:
 
     def __init__(self) -> None:
         self._shards: list[dict[bytes, Block]] = [{} for _ in range(256)]
+        self.changes = Changes()
 
     def find(self, content: bytes) -> Block | None:
         return self._shards[content[0]].get(content)
+
+    def beginning_with(self, first: int) -> Iterable[bytes]:
+        """The contents whose first byte is `first`."""
+        return self._shards[first].keys()
 
     def add(self, block: Block, content: bytes) -> None:
         block.hash = content
         shard = self._shards[content[0]]
         newest = shard.get(content)
-        if newest is not None:
+        if newest is None:
+            self.changes.note(content)
+        else:
             block.older, block.newer = newest, newest.newer
             block.newer.older = newest.newer = block
         shard[content] = block
@@ -96,6 +133,7 @@ class ContentMap:
         if shard.get(block.hash) is block:
             if block.older is block:
                 del shard[block.hash]
+                self.changes.note(block.hash)
             else:
                 shard[block.hash] = block.older
         block.older.newer, block.newer.older = block.newer, block.older

@@ -45,6 +45,11 @@ class BlockManager:
             self._free.append(block)
 
     @property
+    def contents(self) -> ContentMap:
+        """What can be found. A repair replaces it."""
+        return self._contents
+
+    @property
     def total(self) -> int:
         """Blocks that can hold tokens: all but the null block."""
         return len(self._blocks) - 1

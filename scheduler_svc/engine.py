@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.backlog import Backlog
+from pagemesh.scheduler_svc.block_lists import ContentMap
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.commit import StepWriter
 from pagemesh.scheduler_svc.counters import EngineCounters
@@ -256,6 +257,11 @@ class Engine:
 
     def status(self) -> EngineStatus:
         return EngineStatus(self.engine_id, self.card, self.capacity, self.stats())
+
+    @property
+    def contents(self) -> ContentMap:
+        """What the cache holds now. New books bring a new one."""
+        return self._residents.blocks.contents
 
     def audit(self) -> list[str]:
         """Prove that blocks and slots add up; repair, count and return what did not."""

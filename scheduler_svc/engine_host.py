@@ -11,9 +11,11 @@ from typing import Final
 import structlog
 
 from pagemesh.scheduler_svc.engine import Engine
+from pagemesh.scheduler_svc.publisher import PublishedEngine
 from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
+from pagemesh.shared.messages import EngineStatus
 
 OVERDUE_S: Final = 60.0
 AUDIT_AFTER_S: Final = 1.0
@@ -35,12 +37,17 @@ class EngineHost:
         self, engine: Engine, link: Link, deliver: Deliver, settled: Callable[[], None]
     ) -> None:
         self.engine = engine
+        self.published = PublishedEngine(engine)
         self.draining = False
         self._link = link
         self._deliver = deliver
         self._settled = settled
         self._pump_due = False
         self._audited = True
+
+    def status(self) -> EngineStatus:
+        status = self.engine.status()
+        return status._replace(stats=status.stats._replace(index_number=self.published.number))
 
     def submit(self, owner: str, submit: Submit) -> None:
         """Every request is answered: one that breaks the engine on its way in fails as well."""

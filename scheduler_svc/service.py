@@ -18,6 +18,7 @@ from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
+from pagemesh.scheduler_svc.publisher import Publisher, PublishMetrics
 from pagemesh.scheduler_svc.worker_leases import WorkerLeases
 from pagemesh.shared.engine_messages import End, Lost, NeedSnapshot, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, SettingsError
@@ -47,6 +48,11 @@ class SchedulerService:
         self._draining = False
         self._settled = asyncio.Event()
         self._leases = WorkerLeases(runtime, self._serve_worker, self._busy, self._let_go)
+        self._publisher = Publisher(
+            runtime.registry.prefix_index,
+            lambda: [host.published for host in self._hosts.values()],
+            PublishMetrics(runtime.metrics),
+        )
         runtime.metrics.register(EngineCollector(self._all_statuses))
         runtime.metrics.register(SchedulerCollector(self._views))
 
@@ -70,6 +76,8 @@ class SchedulerService:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._leases.run(), name="workers")
                     tasks.create_task(self._report(), name="report")
+                    if self._runtime.settings.cache.enable_prefix_caching:
+                        tasks.create_task(self._publisher.run(), name="publisher")
         finally:
             await asyncio.gather(*(link.close("shutting down") for link in self._owners.values()))
 
@@ -215,11 +223,11 @@ class SchedulerService:
     # -- reports -----------------------------------------------------------------------------------
 
     def _all_statuses(self) -> list[EngineStatus]:
-        return [host.engine.status() for host in self._hosts.values()]
+        return [host.status() for host in self._hosts.values()]
 
     def _offered(self) -> list[EngineStatus]:
         """Engines that take new requests."""
-        return [host.engine.status() for host in self._hosts.values() if not host.draining]
+        return [host.status() for host in self._hosts.values() if not host.draining]
 
     def _views(self) -> Iterator[EngineView]:
         for engine in (host.engine for host in self._hosts.values()):

@@ -129,7 +129,8 @@ class Prompt(NamedTuple):
 
 class Generate(NamedTuple):
     """`params.n` choices of one prompt. `params.seed` is always set. `prior_ids` holds, for each
-    choice, what it had generated before a resume (empty list: a fresh request)."""
+    choice, what it had generated before a resume (empty list: a fresh request). Requests of one
+    `cache_key` had better run on one engine."""
 
     request_id: str
     attempt: int
@@ -141,6 +142,7 @@ class Generate(NamedTuple):
     cache_salt: str = ""
     prior_ids: list[bytes] = []
     want_prompt_text: bool = False
+    cache_key: str = ""
 
 
 class Cancel(NamedTuple):

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from pagemesh.shared.leases import LeaseKeys
+from pagemesh.shared.prefix_index import PrefixIndex
 from pagemesh.shared.wire import PROTOCOL
 
 HEARTBEAT_S: Final = 1.0
@@ -57,6 +58,7 @@ class Registry:
             decode_responses=True,
         )
         self.leases = LeaseKeys(self._redis, mesh_name)
+        self.prefix_index = PrefixIndex(self._redis, mesh_name)
         self._mesh = mesh_name
         self._away = False
         self._passed_over: set[str] = set()

@@ -101,7 +101,7 @@ class Delivery:
     async def _place_again(self, request: Request, submit: Submit) -> None:
         assert request.card is not None  # it was placed before
         try:
-            await self._placement.place([submit], request.card)
+            await self._placement.place([submit], request.card, request.cache_key)
         except Exception as error:
             self._fail(request, public_error(request.request_id, error))
 

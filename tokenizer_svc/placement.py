@@ -14,8 +14,10 @@ from pagemesh.shared.engine_messages import End, Lost, Submit
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Engines, EngineStatus, ModelCard
+from pagemesh.shared.prefix_index import index_keys
 from pagemesh.shared.prepared import PreparedModel
-from pagemesh.tokenizer_svc.dispatch import Ask, Chosen, Dispatch, Place
+from pagemesh.tokenizer_svc.dispatch import Ask, Chosen, Depths, Dispatch, Place
+from pagemesh.tokenizer_svc.lookup import Lookup, LookupMetrics
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -25,9 +27,16 @@ class Placement:
     """The asyncio shell around Dispatch. `on_change` runs whenever the engines changed."""
 
     def __init__(
-        self, prepared: PreparedModel, patience_s: float, on_change: Callable[[], None]
+        self,
+        prepared: PreparedModel,
+        lookup: Lookup,
+        metrics: LookupMetrics,
+        patience_s: float,
+        on_change: Callable[[], None],
     ) -> None:
         self._prepared = prepared
+        self._lookup = lookup
+        self._metrics = metrics
         self._patience_s = patience_s
         self._on_change = on_change
         self._dispatch = Dispatch()
@@ -45,24 +54,35 @@ class Placement:
         """The card to check a request against. Raises RequestError (503) when none appears."""
         return await self._when(self._dispatch.card)
 
-    async def place(self, submits: Sequence[Submit], card: ModelCard) -> Place:
+    async def place(self, submits: Sequence[Submit], card: ModelCard, cache_key: str) -> Place:
         """Send all of `submits` to one engine, as soon as one can take them, and say which.
 
-        `card` is the one they were checked against. Raises RequestError (503) when no engine
+        `card` is the one they were checked against; requests of one `cache_key` belong together,
+        where nothing better is known. Raises RequestError (503) when no engine
         appears in time, BadFrame for a placement that no frame can hold; `end` undoes the latter.
         """
-        ask = Ask.of(submits, card)
-        chosen = await self._when(lambda: self._choose(ask))
+        ask = Ask.of(submits, card, cache_key)
+        await self._when(lambda: self._dispatch.candidates(ask.need) or None)
+        depths = await self._depths(ask, submits[0], card)
+        chosen = await self._when(lambda: self._dispatch.choose(ask, depths, time.monotonic()))
         place = chosen.place
         self._dispatch.place([submit.key for submit in submits], ask, chosen, time.monotonic())
+        self._count(ask, chosen)
         # When the link is closed already, its reader is about to hand these keys back as lost.
         with suppress(LinkClosed):
             for submit in submits:
                 self._links[place.scheduler].send(submit._replace(engine_id=place.engine_id))
         return place
 
-    def _choose(self, ask: Ask) -> Chosen | None:
-        return self._dispatch.choose(ask, None, time.monotonic())
+    async def _depths(self, ask: Ask, submit: Submit, card: ModelCard) -> Depths | None:
+        """Where there is nothing to choose, or nothing to find, nobody is asked."""
+        if not ask.hashes or len(self._dispatch.candidates(ask.need)) < 2:
+            return {}
+        return await self._lookup.depths(index_keys(submit.hashes, card))
+
+    def _count(self, ask: Ask, chosen: Chosen) -> None:
+        self._metrics.prompt_tokens.inc(ask.known_tokens)
+        self._metrics.hit_tokens.inc(ask.known_tokens - ask.uncached_tokens(chosen.cached_blocks))
 
     def begun(self, keys: Iterable[int]) -> None:
         """The engines have computed the prompts of `keys`."""

@@ -22,10 +22,11 @@ class Request:
     `card` is the one it was checked against, None until then.
     """
 
-    def __init__(self, request_id: str, attempt: int, outbox: Outbox) -> None:
+    def __init__(self, request_id: str, attempt: int, outbox: Outbox, cache_key: str) -> None:
         self.request_id = request_id
         self.attempt = attempt
         self.outbox = outbox
+        self.cache_key = cache_key
         self.card: ModelCard | None = None
         self._tasks = Tasks()
 

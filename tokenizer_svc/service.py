@@ -30,6 +30,7 @@ from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.answers import Answers
 from pagemesh.tokenizer_svc.delivery import Delivery
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
+from pagemesh.tokenizer_svc.lookup import Lookup, LookupMetrics
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.pipeline import Pipeline
@@ -50,8 +51,14 @@ class TokenizerService:
         self._runtime = runtime
         self._models = dict.fromkeys(text_model.names, text_model)
         self._pipeline = Pipeline(text_model)
+        lookup_metrics = LookupMetrics(runtime.metrics)
+        self._lookup = Lookup(runtime.registry.prefix_index, lookup_metrics)
         self._placement = Placement(
-            text_model.prepared, settings.gateway.request_timeout_s, self._push_engines
+            text_model.prepared,
+            self._lookup,
+            lookup_metrics,
+            settings.gateway.request_timeout_s,
+            self._push_engines,
         )
         self._requests = RequestTable()
         self._outboxes: set[Outbox] = set()
@@ -89,6 +96,7 @@ class TokenizerService:
             await peers.run()
         finally:
             await self._answers.close()
+            await self._lookup.close()
             self._pool.close()
 
     async def drain(self) -> None:
@@ -144,7 +152,7 @@ class TokenizerService:
             return
         if older is not None:
             self._delivery.abort(request_id)
-        request = Request(request_id, generate.attempt, outbox)
+        request = Request(request_id, generate.attempt, outbox, generate.cache_key)
         self._requests.add(request)
         request.spawn(self._admit(request, generate))
 
@@ -169,7 +177,8 @@ class TokenizerService:
         self._delivery.deliver(admitted.deltas, time.monotonic())
         engine = None
         if admitted.submits:
-            engine = (await self._placement.place(admitted.submits, request.card)).engine_id
+            place = await self._placement.place(admitted.submits, request.card, request.cache_key)
+            engine = place.engine_id
             self._metrics.admit_s.observe(time.monotonic() - arrived_s)
         log.info(
             "request_admitted",

@@ -65,6 +65,7 @@ class Job:
             arrival_s=time.time(),
             cache_salt=self.body.cache_salt or "",
             want_prompt_text=self.want_prompt_text,
+            cache_key=self.body.prompt_cache_key or "",
         )
 
     def generation(self, on_overflow: Callable[[Generation], None]) -> Generation:

@@ -13,7 +13,6 @@ HARMLESS: Final = frozenset(
         "metadata",
         # Without tools there are no calls to make in parallel.
         "parallel_tool_calls",
-        "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",

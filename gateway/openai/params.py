@@ -19,6 +19,8 @@ COMPLETION_MAX_TOKENS: Final = 16
 # Of stop strings, and of stop token ids.
 MAX_STOPS: Final = 1024
 SEED_BITS: Final = 63
+# Of a cache salt, and of a prompt cache key.
+MAX_CACHE_NAME_CHARS: Final = 256
 
 _SAME_NAME: Final = (
     "n",
@@ -119,7 +121,19 @@ def _check_request(request: GenerationRequest, card: ModelCard) -> None:
         stops = getattr(request, name)
         if isinstance(stops, list) and len(stops) > MAX_STOPS:
             raise bad(name, f"must hold at most {MAX_STOPS} entries, got {len(stops)}")
+    _check_cache_names(request)
     check_vocabulary(request.stop_token_ids or [], card, "stop_token_ids")
+
+
+def _check_cache_names(request: GenerationRequest) -> None:
+    """An empty salt looks as if it kept a cache apart, and would not."""
+    if request.cache_salt == "":
+        raise bad("cache_salt", "must not be empty; leave it out to share cached prompts")
+    for name in ("cache_salt", "prompt_cache_key"):
+        given = getattr(request, name) or ""
+        if len(given) > MAX_CACHE_NAME_CHARS:
+            rule = f"must have at most {MAX_CACHE_NAME_CHARS} characters, got {len(given)}"
+            raise bad(name, rule)
 
 
 def _logit_bias(bias: dict[str, float], card: ModelCard) -> dict[int, float]:

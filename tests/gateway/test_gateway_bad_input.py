@@ -107,6 +107,10 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"stream": "yes"}, "stream"),
     (CHAT, {"priority": "high"}, "priority"),
     (CHAT, {"cache_salt": 7}, "cache_salt"),
+    (CHAT, {"cache_salt": ""}, "cache_salt"),
+    (COMPLETIONS, {"cache_salt": "s" * 257}, "cache_salt"),
+    (CHAT, {"prompt_cache_key": 7}, "prompt_cache_key"),
+    (CHAT, {"prompt_cache_key": "k" * 257}, "prompt_cache_key"),
     (CHAT, {"model": 5}, "model"),
     (
         CHAT,
@@ -305,6 +309,7 @@ GOOD_FIELDS = [
     {"stop": ["a"] * 20},
     {"n": 1, "best_of": 1},
     {"priority": -5, "cache_salt": "tenant"},
+    {"prompt_cache_key": "", "cache_salt": "é" * 256},
     {"max_tokens": 5, "max_completion_tokens": 6},
     {"messages": [{"role": "assistant", "content": "only me"}]},
     {"messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}], "id": "m1"}]},
