@@ -9,6 +9,8 @@ from metric_names import GATEWAY_GOLDEN, names_types_labels
 from prometheus_client import CollectorRegistry, generate_latest
 
 from pagemesh.scheduler_svc.metrics import SchedulerCollector
+from pagemesh.scheduler_svc.publisher import PublishMetrics
+from pagemesh.tokenizer_svc.lookup import LookupMetrics
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.worker_svc.metrics import WorkerMetrics
 
@@ -19,7 +21,9 @@ NAME = re.compile(r"\b(?:pagemesh_|vllm:|http_request)[a-z0-9_]+")
 def inner_services() -> CollectorRegistry:
     registry = CollectorRegistry()
     TokenizerMetrics(registry, in_flight=int, waiting=int)
+    LookupMetrics(registry)
     WorkerMetrics(registry)
+    PublishMetrics(registry)
     registry.register(SchedulerCollector(list))
     return registry
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
+from metric_names import names_types_labels
+from prometheus_client import CollectorRegistry, generate_latest
 
 from pagemesh.scheduler_svc.counters import EngineCounters
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
+from pagemesh.scheduler_svc.publisher import PublishMetrics
 
 ENGINE = {"model_name", "engine"}
 
@@ -26,3 +28,15 @@ def test_names_and_labels() -> None:
     }
     reasons = {s.labels["finished_reason"] for s in samples if "finished_reason" in s.labels}
     assert reasons == {"stop", "length", "abort", "error"}
+
+
+def test_names_of_publishing() -> None:
+    registry = CollectorRegistry()
+    PublishMetrics(registry)
+    assert names_types_labels(generate_latest(registry).decode()) == """\
+pagemesh_index_dropped_blocks_total counter
+pagemesh_index_publish_calls_total counter
+pagemesh_index_publish_failures_total counter
+pagemesh_index_published_blocks_total counter
+pagemesh_index_sections_walked_total counter
+"""

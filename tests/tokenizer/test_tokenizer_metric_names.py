@@ -5,9 +5,14 @@ from __future__ import annotations
 from metric_names import names_types_labels
 from prometheus_client import CollectorRegistry, generate_latest
 
+from pagemesh.tokenizer_svc.lookup import LookupMetrics
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 
 GOLDEN = """\
+pagemesh_index_lookup_seconds histogram
+pagemesh_index_lookups_total counter result
+pagemesh_placement_hit_tokens_total counter
+pagemesh_placement_tokens_total counter
 pagemesh_tokenizer_admit_seconds histogram
 pagemesh_tokenizer_choices_resubmitted_total counter
 pagemesh_tokenizer_encode_queue gauge
@@ -23,5 +28,6 @@ pagemesh_tokenizer_token_seconds histogram
 def test_names_and_labels() -> None:
     registry = CollectorRegistry()
     metrics = TokenizerMetrics(registry, in_flight=lambda: 0, waiting=lambda: 0)
+    LookupMetrics(registry)
     metrics.refused.labels("400").inc()
     assert names_types_labels(generate_latest(registry).decode()) == GOLDEN
