@@ -61,7 +61,7 @@ class GatewayService:
         return api_routes(self.backend)
 
     def not_ready(self) -> str | None:
-        """A frozen process below fails its link's heartbeat, so its engines leave the directory
+        """The link of a frozen process below ends, so its engines leave the directory
         within seconds."""
         if self.backend.upstream.draining:
             return "shutting down"

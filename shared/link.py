@@ -2,7 +2,9 @@
 
 The upstream side dials, each side says Hello, then messages flow both ways. Sending never blocks:
 frames wait in a buffer bounded in bytes. A peer that lets it fill is too slow to serve anybody, so
-the link closes (LinkClosed) and whoever owns the requests places them elsewhere.
+the link closes (LinkClosed) and whoever owns the requests places them elsewhere. So it does when
+nothing comes for a while (see `liveness`): each end that has nothing to say sends an unsolicited
+pong, a WebSocket's one-way heartbeat (RFC 6455, section 5.5.3).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import aiohttp
 from aiohttp import web
 
 from pagemesh.shared.errors import HandshakeRefused, LinkClosed
+from pagemesh.shared.liveness import BEAT_S, SILENCE_S, Liveness
 from pagemesh.shared.messages import Echo, Hello, Refused
 from pagemesh.shared.tls import why_not_linked
 from pagemesh.shared.wire import MAX_FRAME_BYTES, PROTOCOL, BadFrame, Message, decode, encode
@@ -30,11 +33,6 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 DRAIN_TIMEOUT_S: Final = 1.0
 # How long a closing end waits for the other's goodbye.
 GOODBYE_TIMEOUT_S: Final = 1.0
-# aiohttp pings at this period and closes the socket when half of it passes without a pong: a peer
-# may stall for 3 s, and a frozen one (SIGSTOP, a dead host) is noticed within 10 s (aiohttp rounds
-# a period above 5 s up to a full second). The reader answers pings, so whoever owns a link must go
-# on reading it.
-HEARTBEAT_S: Final = 6.0
 # A reader with frames waiting takes them one after the other, and what they bring gathers; so often
 # (of CPU time: losing the core ends no burst) the event loop turns all the same, and it leaves.
 MAX_BURST_S: Final = 0.005
@@ -61,6 +59,12 @@ class Link:
         self._closed_reason: str | None = None
         self._burst_since_s: float | None = None
         self._observe_round_trip_s: Callable[[float], None] | None = None
+        self._liveness = Liveness(time.monotonic())
+        self._listening = False
+        self._spoke = False
+        """Whether something was sent since the last look at the peer."""
+        self._beat_due = False
+        self._looking = asyncio.get_running_loop().call_later(BEAT_S, self._look)
         self._closer: asyncio.Task[None] | None = None
         self._writer = asyncio.create_task(self._write_loop(), name=f"link-writer-{self.name}")
 
@@ -123,12 +127,23 @@ class Link:
         elif self._observe_round_trip_s is not None:
             self._observe_round_trip_s(time.monotonic() - echo.sent_s)
 
+    def _look(self) -> None:
+        """Every BEAT_S: give up a peer that is silent, and let it not think so of us."""
+        if self._liveness.look(time.monotonic(), listening=self._listening):
+            self._fail(f"it has been silent for {SILENCE_S:g} s")
+            return
+        if not self._spoke:
+            self._beat_due = True
+            self._wake.set()
+        self._spoke = False
+        self._looking = asyncio.get_running_loop().call_later(BEAT_S, self._look)
+
     async def _receive(self) -> bytes | None:
         """The next frame; None once the link has failed."""
         try:
-            frame = await self._socket.receive()
+            frame = await self._next_frame()
         except _SOCKET_ERRORS as error:
-            # receive() answers pings, and that may meet a transport that is closing.
+            # A ping is answered, and that may meet a transport that is closing.
             self._fail(f"read failed: {error}")
             return None
         if frame.type is aiohttp.WSMsgType.BINARY:
@@ -137,6 +152,18 @@ class Link:
         gone = frame.type in _GOODBYES
         self._fail("the peer went away" if gone else f"unexpected frame of type {frame.type.name}")
         return None
+
+    async def _next_frame(self) -> aiohttp.WSMessage:
+        """The next that is no ping or pong."""
+        while True:
+            self._listening = True
+            frame = await self._socket.receive()
+            self._listening = False
+            self._liveness.heard()
+            if frame.type is aiohttp.WSMsgType.PING:
+                await self._socket.pong(frame.data)
+            elif frame.type is not aiohttp.WSMsgType.PONG:
+                return frame
 
     async def drained(self) -> None:
         """Return when nothing waits to be sent: the buffer is empty or the link is gone."""
@@ -161,7 +188,11 @@ class Link:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
+                if self._beat_due:
+                    self._beat_due = False
+                    await self._socket.pong()
                 while self._outbox:
+                    self._spoke = True
                     frame = self._outbox[0]
                     await self._socket.send_bytes(frame)
                     self._outbox.popleft()
@@ -175,6 +206,7 @@ class Link:
         if self._closed_reason is not None:
             return
         self._closed_reason = reason
+        self._looking.cancel()
         self._outbox.clear()
         self._buffered_bytes = 0
         self._drained.set()
@@ -183,7 +215,9 @@ class Link:
         self._closer = asyncio.create_task(self._close_socket(), name=f"link-closer-{self.name}")
 
     async def _close_socket(self) -> None:
-        await self._socket.close()
+        """In bounded time: a peer that is cut off takes no goodbye."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._socket.close(), 2 * GOODBYE_TIMEOUT_S)
 
 
 async def dial(
@@ -195,12 +229,20 @@ async def dial(
     """Open a link to `address` (host:port).
 
     Raises HandshakeRefused when either side says no to the other, OSError or aiohttp.ClientError or
-    TimeoutError when the peer cannot be reached.
+    TimeoutError when the peer cannot be reached, or is frozen.
     """
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        return await _dial(session, address, hello, tls)
+
+
+async def _dial(
+    session: aiohttp.ClientSession, address: str, hello: Hello, tls: ssl.SSLContext | None
+) -> Link:
+    """See `dial`."""
     socket = await _connect(session, address, tls)
     try:
         await socket.send_bytes(encode(hello))
-        answer = decode(await socket.receive_bytes(timeout=HANDSHAKE_TIMEOUT_S))
+        answer = decode(await socket.receive_bytes())
         if isinstance(answer, Refused):
             raise HandshakeRefused(address, answer.reason)
         reason = _refusal(answer, hello)
@@ -222,7 +264,7 @@ async def _connect(
     try:
         return await session.ws_connect(
             f"{'ws' if tls is None else 'wss'}://{address}{LINK_PATH}",
-            heartbeat=HEARTBEAT_S,
+            autoping=False,
             timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_TIMEOUT_S),
             max_msg_size=MAX_FRAME_BYTES,
             compress=0,
@@ -243,7 +285,7 @@ async def accept(
     `refuse` gives the reason to refuse a peer that could be linked.
     """
     socket = web.WebSocketResponse(
-        heartbeat=HEARTBEAT_S,
+        autoping=False,
         timeout=GOODBYE_TIMEOUT_S,
         max_msg_size=MAX_FRAME_BYTES,
         compress=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from socket import create_server
 from typing import NamedTuple
 
 import aiohttp
@@ -13,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pagemesh.shared import link as link_module
+from pagemesh.shared import liveness
 from pagemesh.shared.errors import HandshakeRefused, LinkClosed
 from pagemesh.shared.link import LINK_PATH, Link, accept, dial
 from pagemesh.shared.messages import Cancel, Deltas, Hello, Refused
@@ -230,6 +232,55 @@ async def test_a_ping_that_cannot_be_answered_ends_the_reader() -> None:
         assert await take(ours, 1) == []
         with pytest.raises(LinkClosed, match="read failed: Cannot write to closing transport"):
             ours.send(Cancel("r"))
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links that wait for a tenth of the time."""
+    monkeypatch.setattr(link_module, "BEAT_S", liveness.BEAT_S / 10)
+    monkeypatch.setattr(liveness, "BEAT_S", liveness.BEAT_S / 10)
+    monkeypatch.setattr(liveness, "SILENCE_S", liveness.SILENCE_S / 10)
+
+
+async def test_a_peer_that_says_nothing_is_given_up(hasty: None) -> None:
+    async with linked() as (ours, theirs):
+        theirs._looking.cancel()  # its beat stops, and no connection ends
+        assert await take(ours, 1) == []
+        with pytest.raises(LinkClosed, match="silent"):
+            ours.send(Cancel("r"))
+
+
+async def test_peers_without_news_are_not_given_up(hasty: None) -> None:
+    async with linked() as (ours, theirs):
+        readers = [asyncio.create_task(take(link, 1)) for link in (ours, theirs)]
+        await asyncio.sleep(2 * liveness.SILENCE_S)
+        assert not any(link.closed for link in (ours, theirs))
+        ours.send(Cancel("to them"))
+        theirs.send(Cancel("to us"))
+        assert await asyncio.gather(*readers) == [[Cancel("to us")], [Cancel("to them")]]
+
+
+async def test_a_reader_that_is_busy_for_long_does_not_blame_its_peer(hasty: None) -> None:
+    async with linked() as (ours, theirs):
+        theirs.send(Cancel("first"))
+        theirs.send(Cancel("second"))
+        heard = []
+        async for message in ours:
+            heard.append(message)
+            await asyncio.sleep(2 * liveness.SILENCE_S)
+            if len(heard) == 2:
+                break
+        assert not ours.closed
+        assert heard == [Cancel("first"), Cancel("second")]
+
+
+async def test_a_frozen_peer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+    # It listens and accepts nothing: the kernel opens the connection all the same.
+    with create_server(("127.0.0.1", 0)) as frozen:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(TimeoutError):
+                await dial(session, f"127.0.0.1:{frozen.getsockname()[1]}", DIALLER)
 
 
 async def test_closing_twice_is_harmless() -> None:
