@@ -83,8 +83,14 @@ class GatewayService:
                 group.create_task(peers.run(), name="peers")
                 group.create_task(self.backend.keep_alive.run(), name="keep-alive")
         finally:
-            self.backend.upstream.fail_all(not_ready("it is shutting down"))
+            self._fail_all()
             self.backend.offload.close()
 
     async def drain(self) -> None:
-        await self.backend.upstream.drain()
+        try:
+            await self.backend.upstream.drain()
+        finally:
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        self.backend.upstream.fail_all(not_ready("it is shutting down"))

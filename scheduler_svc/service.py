@@ -79,15 +79,23 @@ class SchedulerService:
                     if self._runtime.settings.cache.enable_prefix_caching:
                         tasks.create_task(self._publisher.run(), name="publisher")
         finally:
-            await asyncio.gather(*(link.close("shutting down") for link in self._owners.values()))
+            await self._let_tokenizers_go()
 
     async def drain(self) -> None:
         """Send newcomers elsewhere and return when every engine is idle."""
         self._draining = self._leases.leaving = True
         self._push_engines()
-        while not all(host.engine.idle for host in self._hosts.values()):
-            self._settled.clear()
-            await self._settled.wait()
+        try:
+            while not all(host.engine.idle for host in self._hosts.values()):
+                self._settled.clear()
+                await self._settled.wait()
+        finally:
+            await self._let_tokenizers_go()
+
+    async def _let_tokenizers_go(self) -> None:
+        """What they still have here they submit to others."""
+        links = list(self._owners.values())
+        await asyncio.gather(*(link.close("shutting down") for link in links))
 
     # -- tokenizer services ------------------------------------------------------------------------
 

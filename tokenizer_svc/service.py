@@ -102,7 +102,17 @@ class TokenizerService:
     async def drain(self) -> None:
         self._draining = True
         self._push_engines()
-        await self._requests.idle.wait()
+        try:
+            await self._requests.idle.wait()
+        finally:
+            await self._let_gateways_go()
+
+    async def _let_gateways_go(self) -> None:
+        """What they still have here they ask of others."""
+        outboxes = list(self._outboxes)
+        for outbox in outboxes:
+            outbox.flush()
+        await asyncio.gather(*(outbox.link.close("shutting down") for outbox in outboxes))
 
     # -- gateways ---------------------------------------------------------------------------------
 

@@ -102,12 +102,17 @@ class WorkerService:
             self._compute.stop()
 
     async def drain(self) -> None:
-        """Return when no request is left. The scheduler is told to send no new ones."""
+        """Return when no request is left. The scheduler is told to send no new ones; those that it
+        has here when the time is up are lost to it, and go on elsewhere."""
         self._draining = True
         self._offer()
-        while not self._idle:
-            self._settled.clear()
-            await self._settled.wait()
+        try:
+            while not self._idle:
+                self._settled.clear()
+                await self._settled.wait()
+        finally:
+            if self._holder is not None:
+                await self._holder.close("shutting down")
 
     # -- links ------------------------------------------------------------------------------------
 
