@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterator
+from functools import reduce
 from typing import Final
 
 from pagemesh.shared.distribution import Observations
+from pagemesh.shared.ledger import Ledger
 from pagemesh.shared.messages import Begun
 from pagemesh.shared.sampling import SamplingParams
 
@@ -119,6 +121,20 @@ class ModelTally:
         self.n_received += choices
         self.n_in_flight += choices
 
+    def ledger(self) -> Ledger:
+        """Of choices."""
+        finished: Counter[str] = Counter()
+        for tally in self.engines.values():
+            finished.update(tally.finished)
+        return Ledger(
+            received=self.n_received,
+            completed=finished["stop"] + finished["length"],
+            aborted=finished["abort"],
+            rejected=finished["refused"],
+            failed=finished["error"],
+            in_flight=self.n_in_flight,
+        )
+
     def finished(self, reason: str, engine_id: str) -> None:
         self.engine(engine_id).finished[reason] += 1
         self.n_in_flight -= 1
@@ -140,6 +156,10 @@ class RequestMetrics:
         """`live` are the ids of all engines that can still generate something."""
         for tally in self.models.values():
             tally.fold_former(live)
+
+    def ledger(self) -> Ledger:
+        """Of all choices."""
+        return reduce(Ledger.plus, (tally.ledger() for tally in self.models.values()), Ledger())
 
     def tallies(self) -> Iterator[tuple[str, str, EngineTally]]:
         """(model, engine id, tally)."""

@@ -24,6 +24,7 @@ from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.gateway.upstream import Upstream
 from pagemesh.shared.access import client_access, guarding
+from pagemesh.shared.ledger import LedgerCollector
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
 from pagemesh.shared.service import Runtime
@@ -55,6 +56,7 @@ class GatewayService:
         self.middlewares: tuple[Middleware, ...] = (counting(metrics),)
         self._runtime = runtime
         runtime.metrics.register(EngineCollector(directory.engines))
+        runtime.metrics.register(LedgerCollector(metrics.requests.ledger))
         runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
 
     def routes(self) -> list[web.RouteDef]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from pagemesh.shared.ledger import Ledger
 from pagemesh.shared.step_stats import StepObservations
 
-FINISH_REASONS: Final = ("stop", "length", "abort", "error")
+FINISH_REASONS: Final = ("stop", "length", "abort", "error", "rejected")
 
 
 class EngineCounters:
@@ -17,6 +18,8 @@ class EngineCounters:
     def __init__(self) -> None:
         self.received = 0
         """Each of them runs, waits, or is in `finished`."""
+        self.refused: Counter[str] = Counter()
+        """Those that never entered, by outcome: one of shared.ledger.OUTCOMES."""
         self.preemptions = 0
         self.preempted_tokens = 0
         self.prefix_query_tokens = 0
@@ -34,6 +37,18 @@ class EngineCounters:
     def prefix_miss_rate(self) -> float:
         """Share of the tokens looked up, 0 to 1."""
         return 1 - self.prefix_hit_tokens / max(1, self.prefix_query_tokens)
+
+    def ledger(self, in_flight: int) -> Ledger:
+        """Of choices."""
+        done = self.finished
+        return Ledger(
+            received=self.received + self.refused.total(),
+            completed=done["stop"] + done["length"],
+            aborted=done["abort"],
+            rejected=done["rejected"] + self.refused["rejected"],
+            failed=done["error"] + self.refused["failed"],
+            in_flight=in_flight,
+        )
 
     def count_lookup(self, n_tokens: int, n_hit: int, *, readmitted: bool) -> None:
         if readmitted:

@@ -30,6 +30,7 @@ from pagemesh.scheduler_svc.run_ahead import RunAhead
 from pagemesh.scheduler_svc.step_pace import PaceMeter
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
 from pagemesh.shared.engine_messages import Step, StepResult, Submit, Tokens
+from pagemesh.shared.ledger import Ledger
 from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard, WireError
 from pagemesh.shared.settings import SchedulerSettings
 
@@ -262,6 +263,9 @@ class Engine:
     def contents(self) -> ContentMap:
         """What the cache holds now. New books bring a new one."""
         return self._residents.blocks.contents
+
+    def ledger(self) -> Ledger:
+        return self.counters.ledger(len(self._residents.running) + self._lifecycle.n_waiting)
 
     def audit(self) -> list[str]:
         """Prove that blocks and slots add up; repair, count and return what did not."""

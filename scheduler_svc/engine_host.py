@@ -14,6 +14,7 @@ from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.publisher import PublishedEngine
 from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, RequestError
+from pagemesh.shared.ledger import outcome_of
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import EngineStatus
 
@@ -155,5 +156,6 @@ class EngineHost:
         self._pump_soon()
 
     def _refuse(self, owner: str, key: int, error: RequestError) -> None:
+        self.engine.counters.refused[outcome_of(error.to_wire())] += 1
         failed = [(key, error.to_wire())]
         self._deliver({owner: Tokens(self.engine.engine_id, b"", b"", b"", failed=failed)})

@@ -114,7 +114,7 @@ class Lifecycle:
     def turn_away(self, request: Request, error: WireError) -> None:
         """End a request that waits and was never begun."""
         request.client.failed.append((request.key, error))
-        self.finish(request, "error")
+        self.finish(request, "rejected")
 
     def fail(self, request: Request, error: WireError, step: int, sent_step: int) -> None:
         """End `request` in failure: what it computed in `step` is worthless. So is what forks took

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from itertools import count
 from typing import Final
 
@@ -22,6 +22,7 @@ from pagemesh.scheduler_svc.publisher import Publisher, PublishMetrics
 from pagemesh.scheduler_svc.worker_leases import WorkerLeases
 from pagemesh.shared.engine_messages import End, Lost, NeedSnapshot, StepResult, Submit, Tokens
 from pagemesh.shared.errors import LinkClosed, SettingsError
+from pagemesh.shared.ledger import Ledger, LedgerCollector
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStatus
 from pagemesh.shared.metrics import EngineCollector
@@ -45,6 +46,8 @@ class SchedulerService:
         self._numbers = count(1)
         self._reported: list[EngineStatus] = []
         self._refused: str | None = None
+        self._former = Ledger()
+        """Of what is no engine's any more, or never was."""
         self._draining = False
         self._settled = asyncio.Event()
         self._leases = WorkerLeases(runtime, self._serve_worker, self._busy, self._let_go)
@@ -55,6 +58,7 @@ class SchedulerService:
         )
         runtime.metrics.register(EngineCollector(self._all_statuses))
         runtime.metrics.register(SchedulerCollector(self._views))
+        runtime.metrics.register(LedgerCollector(self._ledger))
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(LINK_PATH, self._serve_tokenizer)]
@@ -131,6 +135,7 @@ class SchedulerService:
         elsewhere."""
         host = self._hosts.get(submit.engine_id)
         if host is None or host.draining or self._draining:
+            self._former = self._former.plus(Ledger(received=1, moved=1))
             _send(link, Lost(submit.engine_id, [submit.key]))
         else:
             host.submit(owner, submit)
@@ -210,6 +215,7 @@ class SchedulerService:
             return  # it is lost already
         engine_id = host.engine.engine_id
         del self._hosts[engine_id]
+        self._former = self._former.plus(host.engine.ledger().closed())
         lost = host.engine.lost()
         log.warning("engine_lost", engine=engine_id, requests=sum(map(len, lost.values())))
         self._push_engines()
@@ -224,7 +230,9 @@ class SchedulerService:
 
     def _let_go(self, worker: str) -> None:
         """Its engine, which is idle, is another scheduler's now."""
-        if self._hosts.pop(worker, None) is not None:
+        host = self._hosts.pop(worker, None)
+        if host is not None:
+            self._former = self._former.plus(host.engine.ledger().closed())
             self._push_engines()
             self._settled.set()
 
@@ -236,6 +244,11 @@ class SchedulerService:
     def _offered(self) -> list[EngineStatus]:
         """Engines that take new requests."""
         return [host.status() for host in self._hosts.values() if not host.draining]
+
+    def _ledger(self) -> Ledger:
+        """Of choices, on all engines that this process has driven."""
+        engines = (host.engine.ledger() for host in self._hosts.values())
+        return reduce(Ledger.plus, engines, self._former)
 
     def _views(self) -> Iterator[EngineView]:
         for engine in (host.engine for host in self._hosts.values()):

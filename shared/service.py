@@ -15,7 +15,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import structlog
 
 from pagemesh.shared.engine_messages import Submit, Tokens
+from pagemesh.shared.ledger import outcome_of
 from pagemesh.shared.messages import Delta, Failed, WireError
 from pagemesh.tokenizer_svc.logprobs import pieces
 from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
@@ -76,7 +77,7 @@ class Delivery:
                 ended.add(delta.request_id)
         for request_id in ended:
             if request_id not in self._pipeline:
-                self._requests.remove(request_id)
+                self._requests.remove(request_id, "completed")
         self._metrics.output_tokens.inc(n_tokens)
 
     def resume(self, keys: list[int], *, cause: str) -> None:
@@ -91,9 +92,9 @@ class Delivery:
             if request is not None:
                 request.spawn(self._place_again(request, submit))
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request, here and below."""
-        request = self._requests.remove(request_id)
+    def abort(self, request_id: str, outcome: str = "aborted") -> None:
+        """Forget a request, here and below. `outcome`: see RequestTable.remove."""
+        request = self._requests.remove(request_id, outcome)
         if request is not None:
             request.outbox.forget(request_id)
         self._placement.end(self._pipeline.close(request_id), "abort")
@@ -112,5 +113,5 @@ class Delivery:
             "request_failed", request_id=request_id, status=error.status, error=error.message
         )
         request.outbox.flush()
-        self.abort(request_id)
+        self.abort(request_id, outcome_of(error))
         request.outbox.send(Failed(request_id, error))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
 import structlog
 
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.ledger import Ledger
 from pagemesh.shared.messages import ModelCard, WireError
 from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.tasks import Tasks
@@ -43,6 +45,8 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
+        self._received = 0
+        self._ended: Counter[str] = Counter()
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -53,17 +57,24 @@ class RequestTable:
         return self._requests.get(request_id)
 
     def add(self, request: Request) -> None:
+        """Its id is not in the table."""
         self._requests[request.request_id] = request
+        self._received += 1
         self.idle.clear()
 
-    def remove(self, request_id: str) -> Request | None:
-        """Forget a request and stop its tasks."""
+    def remove(self, request_id: str, outcome: str) -> Request | None:
+        """Forget a request and stop its tasks. `outcome` is one of shared.ledger.OUTCOMES."""
         request = self._requests.pop(request_id, None)
         if request is not None:
+            self._ended[outcome] += 1
             request.cancel()
         if not self._requests:
             self.idle.set()
         return request
+
+    def ledger(self) -> Ledger:
+        """Of requests."""
+        return Ledger(received=self._received, in_flight=len(self._requests), **self._ended)
 
     def of(self, outbox: Outbox) -> list[str]:
         """Ids of the requests that came over one gateway link."""

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from pagemesh.shared.engine_messages import Lost, Tokens
 from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
+from pagemesh.shared.ledger import LedgerCollector, outcome_of
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import (
     Accepted,
@@ -71,6 +72,7 @@ class TokenizerService:
             in_flight=lambda: len(self._requests),
             waiting=lambda: self._pool.waiting + self._answers.waiting,
         )
+        runtime.metrics.register(LedgerCollector(self._requests.ledger))
         self._delivery = Delivery(self._pipeline, self._placement, self._requests, self._metrics)
 
     def routes(self) -> list[web.RouteDef]:
@@ -171,8 +173,8 @@ class TokenizerService:
         try:
             await self._admit_or_raise(request, generate)
         except Exception as error:
-            self._delivery.abort(request.request_id)
-            self._refuse(request.outbox, request.request_id, error)
+            outcome = self._refuse(request.outbox, request.request_id, error)
+            self._delivery.abort(request.request_id, outcome)
 
     async def _admit_or_raise(self, request: Request, generate: Generate) -> None:
         arrived_s = time.monotonic()
@@ -222,12 +224,13 @@ class TokenizerService:
         known = any(name in status.card.names for status in self._placement.statuses())
         return self._pipeline.text_model if known else None
 
-    def _refuse(self, outbox: Outbox, request_id: str, error: Exception) -> None:
-        """Answer what no engine has seen."""
+    def _refuse(self, outbox: Outbox, request_id: str, error: Exception) -> str:
+        """Answer what no engine has seen. Returns the outcome, for the ledger."""
         refusal = public_error(request_id, error)
         self._metrics.refused.labels(str(refusal.status)).inc()
         log.info("request_refused", request_id=request_id, status=refusal.status)
         outbox.send(Failed(request_id, refusal))
+        return outcome_of(refusal)
 
     def _push_engines(self) -> None:
         for outbox in self._outboxes:

@@ -26,6 +26,7 @@ from pagemesh.kernels.cpu.staging import (
     admit_rows,
 )
 from pagemesh.shared.engine_messages import NewRow, Step
+from pagemesh.shared.ledger import Ledger
 from pagemesh.shared.step_rows import RowTable, StepRows
 
 Ints = NDArray[np.int64]
@@ -117,6 +118,7 @@ class Batch:
         self._num_blocks = num_blocks
         self._step_rows = StepRows()
         self._live = np.zeros(max_num_seqs, np.bool_)
+        self._entered = self._left = self._dropped = 0
         self._marks = np.zeros(max_num_seqs, np.int64)
         self.known = np.zeros(max_num_seqs, np.int64)
         self.computed = np.zeros(max_num_seqs, np.int64)
@@ -139,8 +141,19 @@ class Batch:
     def live_rows(self) -> int:
         return int(self._live.sum())
 
+    def ledger(self) -> Ledger:
+        """Of rows, one for each time a request entered a slot. A scheduler says that a row is over,
+        not why: to a worker it is completed, unless the scheduler is lost before."""
+        return Ledger(
+            received=self._entered,
+            completed=self._left,
+            moved=self._dropped,
+            in_flight=self.live_rows,
+        )
+
     def clear(self) -> None:
         self._step_rows.clear()
+        self._dropped += self.live_rows
         self._live[:] = False
 
     # -- diffs ------------------------------------------------------------------------------------
@@ -149,6 +162,7 @@ class Batch:
         if not self._are_live(slots):
             raise BadStep("a row leaves a slot that is empty")
         self._live[slots] = False
+        self._left += len(slots)
 
     def enter(self, row: NewRow) -> WireInts:
         """The ids of all its known tokens."""
@@ -160,6 +174,7 @@ class Batch:
         if not ((ids >= 0) & (ids < self._vocab_tokens)).all():  # kernels check no bounds
             raise BadStep(f"slot {row.slot} has a token that is not in the vocabulary")
         self._live[row.slot] = True
+        self._entered += 1
         self.known[row.slot] = len(ids)
         self.computed[row.slot] = row.computed
         self.n_prompt[row.slot] = row.n_prompt

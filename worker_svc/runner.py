@@ -48,6 +48,8 @@ class Runner:
         self._pace = Pace()
         self._epoch = 0
         self._last_step = 0
+        self.ledger = batch.ledger()
+        """As it was between two steps: another thread may read it."""
         self._in_step = False
         """Whether the batch stands at `_last_step`; if not, only a snapshot can be executed."""
 
@@ -60,6 +62,7 @@ class Runner:
         """Forget every request and who sent them; the next step must be a snapshot."""
         self._forget()
         self._last_step = 0
+        self.ledger = self._batch.ledger()
 
     def execute(self, step: Step) -> StepResult:
         """Launch a step and wait for it: see `launch`."""
@@ -87,6 +90,7 @@ class Runner:
             if len(rows) > 0:
                 self._compute(rows, result, parts)
         self._last_step = step.step
+        self.ledger = self._batch.ledger()
         return Landing(result, parts, self._pace, launched_s)
 
     def _follow(self, step: Step) -> None:

@@ -17,6 +17,7 @@ from aiohttp import web
 from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.leases import Lease
+from pagemesh.shared.ledger import Ledger, LedgerCollector
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
 from pagemesh.shared.registry import AWAY
@@ -57,6 +58,7 @@ class WorkerService:
         self._runtime = runtime
         self._build = build
         self._metrics = WorkerMetrics(runtime.metrics)
+        runtime.metrics.register(LedgerCollector(self._ledger))
         self._command = Command()
         self._holder: Link | None = None
         self._freeing: set[asyncio.Task[None]] = set()
@@ -247,6 +249,9 @@ class WorkerService:
         if self._runner is None or self._holder is None:
             return True
         return not self._queued.total() and self._runner.live_rows == 0
+
+    def _ledger(self) -> Ledger:
+        return Ledger() if self._runner is None else self._runner.ledger
 
     def _report(self, doing: str) -> None:
         self._stage = doing

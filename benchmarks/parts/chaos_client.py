@@ -1,4 +1,4 @@
-"""Clients of a mesh that is hurt: what each was told, whether it is right, and how long it waited."""
+"""Clients of a mesh that is hurt: what they are told, whether it is right, how long they wait."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Clients:
                     self._avoided[url] = time.monotonic() + ELSEWHERE_S
                 else:
                     self.tally.errors.append(f"{url}: {error}")
-                return
+                return None
             finally:
                 self.tally.open[url] -= 1
             return self._judge(ask, told)
@@ -178,5 +178,7 @@ class Clients:
 def _difference(expected: str, told: str) -> str:
     with suppress(ValueError):
         same = [a == b for a, b in zip(expected, told, strict=False)].index(False)
-        return f"from character {same}: {told[same : same + 40]!r}, not {expected[same : same + 40]!r}"
+        return (
+            f"from character {same}: {told[same : same + 40]!r}, not {expected[same : same + 40]!r}"
+        )
     return f"{len(told)} characters of {len(expected)}"

@@ -26,12 +26,14 @@ from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import ChildSpec, Supervisor, first
 from parts import chaos_worker
-from parts.netns import Host, Network, network
+from parts.netns import Network
 from parts.services import free_port, python_path
 
 REDIS: Final = "redis"
 NAME: Final = "CHAOS_NAME"
 READY_S: Final = 60.0
+# What streams through a gateway must end there.
+GATEWAY_DRAIN_S: Final = 20.0
 _POLL_S: Final = 0.1
 _REDIS_PORT: Final = 6379
 _LINK_PORT: Final = 7000
@@ -152,7 +154,7 @@ class ChaosMesh:
     async def until_redis_answers(self, timeout_s: float = READY_S) -> None:
         """Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
-            while await self._not_announced(()):
+            while await self._not_announced(()):  # noqa: ASYNC110 -- Redis tells no changes
                 await asyncio.sleep(_POLL_S)
 
     async def until_whole(self, timeout_s: float = READY_S) -> None:
@@ -163,7 +165,7 @@ class ChaosMesh:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             try:
                 async with asyncio.timeout(timeout_s):
-                    while (missing := await self._missing(session)) != "":
+                    while (missing := await self._missing(session)) != "":  # noqa: ASYNC110
                         await asyncio.sleep(_POLL_S)
             except TimeoutError as error:
                 raise TimeoutError(f"the mesh is not whole: {missing}") from error
@@ -225,7 +227,7 @@ async def chaos_mesh(
             supervisor.mark_ready()
             yield mesh
         finally:
-            await supervisor.stop(settings.mesh.drain_timeout_s + 5)
+            await supervisor.stop(GATEWAY_DRAIN_S)
 
 
 def _member(
@@ -234,8 +236,13 @@ def _member(
     is_gateway = service == "gateway"
     address, port = hosts.place(name, _HTTP_PORT if is_gateway else _LINK_PORT)
     # Each gateway has an address of its own here, so none shares a port.
+    drain_s = GATEWAY_DRAIN_S if is_gateway else settings.mesh.drain_timeout_s
     mesh = msgspec.structs.replace(
-        settings.mesh, service_host=address, service_port=port, gateways=1
+        settings.mesh,
+        service_host=address,
+        service_port=port,
+        gateways=1,
+        drain_timeout_s=drain_s,
     )
     gateway = msgspec.structs.replace(settings.gateway, host=address, port=port)
     own = msgspec.structs.replace(settings, mesh=mesh, gateway=gateway)

@@ -1,6 +1,6 @@
 """The real worker service around a device that reads its answers from a script.
 
-python -m parts.chaos_worker worker     (settings in PAGEMESH_*, the length of a step in CHAOS_STEP_S)
+python -m parts.chaos_worker worker     (settings in PAGEMESH_*, seconds of a step in CHAOS_STEP_S)
 """
 
 from __future__ import annotations

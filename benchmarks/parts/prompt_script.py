@@ -1,4 +1,4 @@
-"""Answers that anybody can check: a token is a function of the prompt and its place in the answer."""
+"""Answers that anybody can check: a token is a function of the prompt and its place."""
 
 from __future__ import annotations
 

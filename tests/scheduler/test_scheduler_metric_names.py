@@ -27,7 +27,7 @@ def test_names_and_labels() -> None:
         "pagemesh_engine_failures_total": ENGINE,
     }
     reasons = {s.labels["finished_reason"] for s in samples if "finished_reason" in s.labels}
-    assert reasons == {"stop", "length", "abort", "error"}
+    assert reasons == {"stop", "length", "abort", "error", "rejected"}
 
 
 def test_names_of_publishing() -> None:
