@@ -33,10 +33,13 @@ def test_names_and_labels() -> None:
 def test_names_of_publishing() -> None:
     registry = CollectorRegistry()
     PublishMetrics(registry)
-    assert names_types_labels(generate_latest(registry).decode()) == """\
+    assert (
+        names_types_labels(generate_latest(registry).decode())
+        == """\
 pagemesh_index_dropped_blocks_total counter
 pagemesh_index_publish_calls_total counter
 pagemesh_index_publish_failures_total counter
 pagemesh_index_published_blocks_total counter
 pagemesh_index_sections_walked_total counter
 """
+    )
