@@ -141,6 +141,15 @@ class BlockManager:
         for block_id in block_ids:
             self._contents.discard(self._blocks[block_id])
 
+    def adopt(self, contents: Iterable[tuple[int, bytes]]) -> None:
+        """Of a pool in which nobody holds a block: what blocks already hold, least recently used
+        first. The others are reused before them."""
+        for block_id, content in contents:
+            block = self._blocks[block_id]
+            self._free.remove(block)
+            self._free.append(block)
+            self._contents.add(block, content)
+
     def _touch(self, block_ids: Iterable[int]) -> None:
         for block_id in block_ids:
             block = self._blocks[block_id]

@@ -9,7 +9,7 @@ delivered, in order, and touch no counter; those of a finished request are dropp
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.backlog import Backlog
@@ -25,7 +25,7 @@ from pagemesh.scheduler_svc.planning import Admission, Limits, Schedule, plan_st
 from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request
 from pagemesh.scheduler_svc.residents import Residents
-from pagemesh.scheduler_svc.results import ResultReader
+from pagemesh.scheduler_svc.results import BlockContent, ResultReader
 from pagemesh.scheduler_svc.run_ahead import RunAhead
 from pagemesh.scheduler_svc.step_pace import PaceMeter
 from pagemesh.scheduler_svc.tally import ReportEnded, unreported
@@ -37,7 +37,8 @@ from pagemesh.shared.settings import SchedulerSettings
 
 class Engine:
     """The scheduler core of one worker group. `epoch` is the worker's incarnation; steps are
-    numbered after `after_step`, the last one that an earlier engine sent over the same link.
+    numbered after `after_step`, the last one that an earlier engine sent over the same link. Blocks
+    that are `cached` hold what an earlier engine left, least recently used first.
     `report_ended` hears of each request once, when the last of its choices has ended.
 
     Raises SettingsError when the pool is empty, or when chunked prefill is off and a full prompt
@@ -54,6 +55,7 @@ class Engine:
         epoch: int,
         prefix_caching: bool,
         after_step: int = 0,
+        cached: Sequence[BlockContent] = (),
         report_ended: ReportEnded = unreported,
     ) -> None:
         self.engine_id = engine_id
@@ -72,6 +74,8 @@ class Engine:
         self._last_event_s = 0.0
         self._oldest_since_s = 0.0
         self._open_books(after_step)
+        if prefix_caching:
+            self._residents.blocks.adopt(cached)
 
     def _open_books(self, after_step: int) -> None:
         """No request, every block free, an empty batch. Results up to `after_step` are nobody's."""

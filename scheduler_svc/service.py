@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from itertools import count
@@ -19,8 +19,17 @@ from pagemesh.scheduler_svc.engine import Engine
 from pagemesh.scheduler_svc.engine_host import EngineHost
 from pagemesh.scheduler_svc.metrics import EngineView, SchedulerCollector
 from pagemesh.scheduler_svc.publisher import Publisher, PublishMetrics
+from pagemesh.scheduler_svc.takeover import MAX_FRAMES, trusted_contents
 from pagemesh.scheduler_svc.worker_leases import WorkerLeases
-from pagemesh.shared.engine_messages import End, Lost, NeedSnapshot, StepResult, Submit, Tokens
+from pagemesh.shared.engine_messages import (
+    CachedBlocks,
+    End,
+    Lost,
+    NeedSnapshot,
+    StepResult,
+    Submit,
+    Tokens,
+)
 from pagemesh.shared.errors import LinkClosed, SettingsError
 from pagemesh.shared.ledger import Ledger, LedgerCollector
 from pagemesh.shared.link import LINK_PATH, Link, accept
@@ -149,8 +158,10 @@ class SchedulerService:
     # -- workers -----------------------------------------------------------------------------------
 
     async def _serve_worker(self, link: Link) -> None:
-        """A worker that we lease offers its engine when it is ready."""
+        """A worker that we lease offers its engine when it is ready; before that it tells what its
+        pages hold, which is good for its first engine alone."""
         host: EngineHost | None = None
+        told = list[CachedBlocks]()
         last_step = 0
         try:
             async for message in link:
@@ -161,9 +172,13 @@ class SchedulerService:
                     case NeedSnapshot():
                         if host is not None:
                             host.on_gap(message)
+                    case CachedBlocks():
+                        if host is None and len(told) < MAX_FRAMES:
+                            told.append(message)
                     case Engines():
                         last_step = host.engine.last_step if host is not None else last_step
-                        host = self._on_offer(link, host, message, last_step)
+                        host = self._on_offer(link, host, message, last_step, told)
+                        told.clear()
                     case _:
                         kind = type(message).__name__
                         log.warning("unexpected_message", peer=link.name, kind=kind)
@@ -174,20 +189,28 @@ class SchedulerService:
             self._lose(host)
 
     def _on_offer(
-        self, link: Link, host: EngineHost | None, offer: Engines, last_step: int
+        self,
+        link: Link,
+        host: EngineHost | None,
+        offer: Engines,
+        last_step: int,
+        told: Sequence[CachedBlocks],
     ) -> EngineHost | None:
         """The engine to go on with: the old one, a new one, or none."""
         status = next(iter(offer.engines), None)
         if host is None or status is None or not _same_engine(host.engine, status):
             self._lose(host)
-            host = self._open(link, status, last_step) if status is not None else None
+            host = self._open(link, status, last_step, told) if status is not None else None
         if host is not None:
             host.draining = offer.draining
         self._push_engines()
         return host
 
-    def _open(self, link: Link, status: EngineStatus, last_step: int) -> EngineHost | None:
+    def _open(
+        self, link: Link, status: EngineStatus, last_step: int, told: Sequence[CachedBlocks]
+    ) -> EngineHost | None:
         settings = self._runtime.settings
+        cached = trusted_contents(told, link.peer.epoch, status)
         try:
             engine = Engine(
                 status.engine_id,
@@ -197,6 +220,7 @@ class SchedulerService:
                 epoch=link.peer.epoch,
                 prefix_caching=settings.cache.enable_prefix_caching,
                 after_step=last_step,
+                cached=cached,
                 report_ended=partial(notices.request_ended, status.engine_id),
             )
         except SettingsError as error:
@@ -204,7 +228,8 @@ class SchedulerService:
             log.error("engine_refused", engine=status.engine_id, reason=str(error))
             return None
         host = EngineHost(engine, link, self._deliver, self._settled.set)
-        log.info("engine_up", engine=status.engine_id, model=status.card.names[0])
+        name = status.card.names[0]
+        log.info("engine_up", engine=status.engine_id, model=name, cached_blocks=len(cached))
         self._hosts[status.engine_id] = host
         self._refused = None
         return host

@@ -172,6 +172,18 @@ class StepResult(NamedTuple):
     inside_s: float = 0.0
 
 
+class CachedBlocks(NamedTuple):
+    """What full blocks of a worker hold: `blocks` (packed) and their `hashes` (packed), least
+    recently used first. A worker sends as many of these as it takes before it offers its engine, and
+    only of its own `epoch`: a scheduler that takes over finds the prefix cache warm."""
+
+    epoch: int
+    fingerprint: str
+    block_tokens: int
+    blocks: bytes
+    hashes: bytes
+
+
 class NeedSnapshot(NamedTuple):
     """The worker saw a gap in `step`; every running request must be sent again as new."""
 

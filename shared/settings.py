@@ -16,6 +16,8 @@ from msgspec import Meta
 from pagemesh.shared.errors import SettingsError
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+MAX_RUN_AHEAD_STEPS = 8
+"""Most steps that a scheduler has out before it knows their results."""
 Count = Annotated[int, Meta(ge=1)]
 MaxModelLen = Count | Literal["auto"]
 
@@ -115,7 +117,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         _meta("Longest a request may wait for its first step, then 503; default: for ever"),
     ] = None
     run_ahead_depth: Annotated[
-        Annotated[int, Meta(ge=1, le=8)] | None,
+        Annotated[int, Meta(ge=1, le=MAX_RUN_AHEAD_STEPS)] | None,
         _meta("Steps out before their tokens are known; default: 2, or 3 if they take under 2 ms"),
     ] = None
     watermark: Annotated[

@@ -14,6 +14,7 @@ import msgpack
 import msgspec
 
 from pagemesh.shared.engine_messages import (
+    CachedBlocks,
     End,
     Lost,
     NeedSnapshot,
@@ -62,6 +63,7 @@ Message = (
     | StepResult
     | NeedSnapshot
     | Echo
+    | CachedBlocks
 )
 
 _TYPES: Final[tuple[type[Any], ...]] = Message.__args__

@@ -141,6 +141,10 @@ class Batch:
     def live_rows(self) -> int:
         return int(self._live.sum())
 
+    @property
+    def live_slots(self) -> Ints:
+        return np.flatnonzero(self._live)
+
     def ledger(self) -> Ledger:
         """Of rows, one for each time a request entered a slot. A scheduler says that a row is over,
         not why: to a worker it is completed, unless the scheduler is lost before."""
@@ -157,6 +161,10 @@ class Batch:
         self._live[:] = False
 
     # -- diffs ------------------------------------------------------------------------------------
+
+    def blocks_of(self, slot: int) -> WireInts:
+        """The block table of a row, also after it has left, until another enters its slot."""
+        return self.tables[slot, : self._n_blocks[slot]]
 
     def leave(self, slots: Ints) -> None:
         if not self._are_live(slots):

@@ -14,6 +14,7 @@ from pagemesh.worker_svc.device_lost import loses_device
 from pagemesh.worker_svc.executor import Computed, Executor
 from pagemesh.worker_svc.landing import Landing, Pace, Part
 from pagemesh.worker_svc.memory import is_out_of_memory
+from pagemesh.worker_svc.pages import PageContents
 from pagemesh.worker_svc.results import ResultBuilder, describe
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,7 @@ class Runner:
     ) -> None:
         self.card = card
         self.capacity = capacity
+        self.pages = PageContents(capacity.num_blocks)
         self._executor = executor
         self._batch = batch
         self._pace = Pace()
@@ -102,15 +104,20 @@ class Runner:
             raise StepGap(step.epoch, self._last_step)
 
     def _forget(self) -> None:
+        for slot in self._batch.live_slots:
+            self.pages.release(self._batch.blocks_of(slot))
         self._batch.clear()
         self._executor.clear()
         self._in_step = False
 
     def _apply(self, step: Step) -> Rows:
+        left = []
         if step.gone:
             gone = unpack(step.gone)
             self._batch.leave(gone)
             self._executor.leave(gone)
+            left = [self._batch.blocks_of(slot) for slot in gone]
+        self.pages.follow(step, left, self._batch.block_tokens)
         for new in step.new:
             self._executor.enter(new, self._batch.enter(new))
         if step.grown:

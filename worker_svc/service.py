@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 from aiohttp import web
 
-from pagemesh.shared.engine_messages import NeedSnapshot, Step, StepResult
+from pagemesh.shared.engine_messages import CachedBlocks, NeedSnapshot, Step, StepResult
 from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.leases import Lease
 from pagemesh.shared.ledger import Ledger, LedgerCollector
@@ -61,6 +61,7 @@ class WorkerService:
         runtime.metrics.register(LedgerCollector(self._ledger))
         self._command = Command()
         self._holder: Link | None = None
+        self._offered_to: Link | None = None
         self._freeing: set[asyncio.Task[None]] = set()
         self._runner: Runner | None = None
         self._compute: ComputeThread | None = None
@@ -98,7 +99,7 @@ class WorkerService:
             gc.collect()
             gc.freeze()
             log.info("model_ready", model=self._runner.card.names[0])
-            self._offer()
+            self._introduce()
             await self._watch()
         finally:
             self._compute.stop()
@@ -138,13 +139,40 @@ class WorkerService:
         return response
 
     def _obey(self, link: Link | None) -> None:
-        """Its steps are executed from now on, and no other's."""
+        """No other's steps are executed from now on, and its own once it was offered the engine."""
         self._holder = link
         if link is not None:
             log.info("commanded_by", scheduler=link.name, lease_term=link.peer.lease_term)
         self._snapshot_asked = False
         self._settled.set()
-        self._offer()
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Begin anew with the holder: tell it what the pages hold, then offer the engine."""
+        link, runner = self._holder, self._runner
+        if link is not None and runner is not None and self._compute is not None:
+            taking_stock = self._compute.submit(partial(self._change_hands, runner, link))
+            taking_stock.add_done_callback(partial(self._tell, link))
+
+    def _change_hands(self, runner: Runner, link: Link) -> Started | None:
+        """In the launching thread. What the last scheduler has in flight lands first: it may yet
+        prove bad."""
+        if link is not self._holder:
+            return None
+        runner.reset()
+        self._served = link
+        told = partial(runner.pages.told, self._runtime.epoch, runner.card)
+        return Started(told, ready=False)
+
+    def _tell(self, link: Link, done: asyncio.Future[list[CachedBlocks] | None]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._give_up(link, 0, error)
+        elif link is self._holder:
+            for held in done.result() or ():
+                _send(link, held)
+            self._offered_to = link
+            self._offer()
 
     def _free(self, link: Link) -> None:
         """Its lease need not lapse before another scheduler may take it."""
@@ -157,7 +185,7 @@ class WorkerService:
             await self._runtime.registry.leases.release(self._runtime.instance_id, lease)
 
     def _offer(self) -> None:
-        if self._holder is None or self._runner is None:
+        if self._holder is None or self._runner is None or self._holder is not self._offered_to:
             return
         runner = self._runner
         status = EngineStatus(
@@ -181,11 +209,8 @@ class WorkerService:
 
     def _launch(self, runner: Runner, link: Link, step: Step) -> Started | NeedSnapshot | None:
         """In the launching thread. None: another scheduler has taken over meanwhile."""
-        if link is not self._holder:
+        if not (link is self._holder is self._served):
             return None
-        if link is not self._served:
-            runner.reset()
-            self._served = link
         self._flying.append(_Flying(step.step, time.monotonic()))
         try:
             landing = runner.launch(step)
@@ -195,15 +220,20 @@ class WorkerService:
         except BaseException:
             self._flying.pop()
             raise
-        return Started(partial(self._land, landing), landing.ready)
+        return Started(partial(self._land, runner, landing), landing.ready)
 
-    def _land(self, landing: Landing) -> StepResult:
+    def _land(self, runner: Runner, landing: Landing) -> StepResult:
         """In the landing thread, or in the launching one when that has nothing to wait for."""
+        good = False
         try:
-            return landing.result()
+            result = landing.result()
+            good = not (result.failed or result.nonfinite)
+            return result
         finally:
             self._landed_s = time.monotonic()
-            self._flying.popleft()
+            flown = self._flying.popleft()
+            if not good:
+                runner.pages.distrust(flown.step)
 
     def _deliver(
         self,
@@ -218,7 +248,7 @@ class WorkerService:
         self._settled.set()
         error = done.exception()
         if error is not None:
-            self._give_up(link, step, error)
+            self._give_up(link, step.step, error)
             return
         result = done.result()
         if isinstance(result, StepResult):
@@ -232,13 +262,13 @@ class WorkerService:
             log.warning("snapshot_needed", step=step.step, base=step.base)
             _send(link, result)
 
-    def _give_up(self, link: Link, step: Step, error: BaseException) -> None:
+    def _give_up(self, link: Link, step: int, error: BaseException) -> None:
         """The scheduler loses this engine, and its requests go on elsewhere."""
         if not link.closed:  # what was launched behind a lost step is lost as well
-            log.error("step_lost", step=step.step, exc_info=error)
-            link.abort(f"step {step.step} could not be executed")
+            log.error("step_lost", step=step, exc_info=error)
+            link.abort(f"step {step} could not be executed")
         if self._device_lost is None and loses_device(error):
-            self._device_lost = DeviceLost.after(error, step.step)
+            self._device_lost = DeviceLost.after(error, step)
             self._lost.set()
 
     # -- state ------------------------------------------------------------------------------------

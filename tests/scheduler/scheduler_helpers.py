@@ -118,7 +118,8 @@ class Ledger:
 
 
 class Driver(Ledger):
-    """One engine over one worker model, stepped by hand."""
+    """One engine over one worker model, stepped by hand. A `worker` that served another engine is
+    taken over with what its pages hold."""
 
     def __init__(
         self,
@@ -126,12 +127,14 @@ class Driver(Ledger):
         card: ModelCard | None = None,
         capacity: Capacity | None = None,
         prefix_caching: bool = True,
+        worker: WorkerModel | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
         self.card = card or make_card()
         self.capacity = capacity or make_capacity()
         self.settings = SchedulerSettings(**settings)
+        self.worker = worker or WorkerModel(self.card, self.capacity)
         self.engine = Engine(
             "engine",
             self.card,
@@ -139,8 +142,8 @@ class Driver(Ledger):
             self.settings,
             epoch=EPOCH,
             prefix_caching=prefix_caching,
+            cached=self.worker.change_hands(),
         )
-        self.worker = WorkerModel(self.card, self.capacity)
         self.pending: deque[StepResult | NeedSnapshot] = deque()
         self.steps: list[Step] = []
 

@@ -92,7 +92,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.sent: dict[Key, Sent] = {}
         self.keys = 0
         self.depth = depth
-        self.build = lambda: Driver(
+        self.build = lambda worker=None: Driver(
+            worker=worker,
             card=make_card(max_model_len=24, block_tokens=block_tokens),
             capacity=make_capacity(num_blocks=num_blocks, max_num_seqs=max_num_seqs, budget=budget),
             prefix_caching=prefix_caching,
@@ -223,11 +224,20 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def lose_worker(self) -> None:
+        self.move(self.build())
+
+    @rule()
+    def lose_scheduler(self) -> None:
+        """Another one takes the worker over, with what its pages hold. Results on their way go to
+        nobody."""
+        self.move(self.build(self.driver.worker))
+
+    def move(self, driver: Driver) -> None:
         """Every request goes to a new engine with what it was told so far."""
         lost = {(o, key) for o, keys in self.driver.engine.lost().items() for key in keys}
         assert lost == set(self.live())
         seen = self.driver.seen
-        self.driver = self.build()
+        self.driver = driver
         for key in sorted(lost):
             sent = self.sent.pop(key)
             told = unpack_ids(sent.submit.prior_ids) + seen[key].ids

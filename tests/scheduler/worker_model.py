@@ -11,7 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from pagemesh.scheduler_svc.results import BlockContent
+from pagemesh.scheduler_svc.takeover import trusted_contents
 from pagemesh.shared.engine_messages import (
+    CachedBlocks,
     LogprobRow,
     NeedSnapshot,
     NewRow,
@@ -20,8 +25,9 @@ from pagemesh.shared.engine_messages import (
     StepResult,
 )
 from pagemesh.shared.hashing import chain_hashes, split_hashes
-from pagemesh.shared.messages import Capacity, ModelCard
+from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard
 from pagemesh.shared.wire import pack_ids, unpack_ids
+from pagemesh.worker_svc.pages import PageContents
 
 EOS = 2
 VOCAB = 29
@@ -80,6 +86,7 @@ class Row:
 
 class WorkerModel:
     def __init__(self, card: ModelCard, capacity: Capacity) -> None:
+        self.card = card
         self.block_tokens = card.block_tokens
         self.capacity = capacity
         self.pages: list[list[int | None]] = [
@@ -89,6 +96,8 @@ class WorkerModel:
         self.decoding: list[int] = []
         self.batches: dict[int, list[tuple[int, int]]] = {}
         """(slot, tokens) of each row, by step."""
+        self.contents = PageContents(capacity.num_blocks)
+        """The real one: what is told of a page is checked against the page."""
         self.last_step = 0
         self.in_step = False
         self.steps = 0
@@ -99,7 +108,7 @@ class WorkerModel:
     ) -> StepResult | NeedSnapshot:
         """`nonfinite`, `failed`: rows that go wrong (taken modulo the number of rows)."""
         if step.base == 0:
-            self.rows, self.decoding = {}, []
+            self._forget()
             self.in_step = True
         elif not self.in_step or step.base != self.last_step:
             return self.notice_gap()
@@ -114,23 +123,47 @@ class WorkerModel:
         result = self._compute(
             step, slots, n_tokens, {i % n for i in nonfinite if n}, {i % n for i in failed if n}
         )
+        if result.nonfinite or result.failed:
+            self.contents.distrust(step.step)
         sealed = unpack_ids(step.sealed)
         for block, content in zip(sealed, split_hashes(step.sealed_hashes), strict=True):
             self._check_sealed(block, content)
         return result
 
-    def notice_gap(self) -> NeedSnapshot:
+    def told(self) -> list[CachedBlocks]:
+        """What the pages hold, for a scheduler that takes over. It is true."""
+        self._forget()
+        told = self.contents.told(EPOCH, self.card)
+        for held in told:
+            blocks = unpack_ids(held.blocks)
+            for block, content in zip(blocks, split_hashes(held.hashes), strict=True):
+                self._check_sealed(block, content)
+        return told
+
+    def change_hands(self) -> list[BlockContent]:
+        """The same, as the scheduler will have it."""
+        status = EngineStatus("engine", self.card, self.capacity, EngineStats())
+        return trusted_contents(self.told(), EPOCH, status)
+
+    def _forget(self) -> None:
+        for row in self.rows.values():
+            self.contents.release(np.array(row.blocks, np.int32))
         self.rows, self.decoding = {}, []
         self.in_step = False
+
+    def notice_gap(self) -> NeedSnapshot:
+        self._forget()
         return NeedSnapshot(EPOCH, self.last_step)
 
     # -- the diff ----------------------------------------------------------------------------------
 
     def _apply(self, step: Step) -> None:
         require(step.epoch == EPOCH, "wrong epoch")
+        left = []
         for slot in unpack_ids(step.gone):
             require(slot in self.rows, f"slot {slot} is gone but was empty")
-            del self.rows[slot]
+            left.append(np.array(self.rows.pop(slot).blocks, np.int32))
+        self.contents.follow(step, left, self.block_tokens)
         for new in step.new:
             self._enter(new)
         for slot, block in pairs(step.grown):

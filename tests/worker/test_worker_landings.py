@@ -94,13 +94,13 @@ async def test_another_scheduler_takes_over_while_steps_are_in_flight(
         await on.launch(4, 1)
         await on.scheduler.link.close()
         async with on.worker.scheduler("young", term=2) as young:
-            await young.engines()
+            for _ in range(3):
+                on.executor.let_go()
+            await young.engines()  # what was in flight has landed
             theirs = driver(epoch=7)
             theirs.enter(0, PROMPT[1:])
             young.link.send(theirs.plan({0: 3}))
             await on.launched()
-            for _ in range(3):
-                on.executor.let_go()
             assert await young.tokens() == alone(decoder, PROMPT[1:], GREEDY, 1)
 
 
