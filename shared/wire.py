@@ -41,6 +41,8 @@ from pagemesh.shared.messages import (
 
 PROTOCOL: Final = 2
 MAX_FRAME_BYTES: Final = 64 * 2**20
+ID_BYTES: Final = 4
+"""Of a packed integer."""
 
 Message = (
     Hello

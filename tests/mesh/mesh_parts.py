@@ -64,12 +64,16 @@ class Told(NamedTuple):
 
 
 async def listen_to(
-    url: str, session: aiohttp.ClientSession, begun: asyncio.Semaphore | None = None
+    url: str,
+    session: aiohttp.ClientSession,
+    begun: asyncio.Semaphore | None = None,
+    **fields: Any,
 ) -> Told:
-    """Stream STORY; `begun` is released with the third piece of text."""
+    """Stream STORY with other `fields`; `begun` is released with the third piece of text."""
     pieces: list[str] = []
+    body = {**STORY, **fields, "stream": True}
     try:
-        async with session.post(f"{url}/v1/completions", json={**STORY, "stream": True}) as answer:
+        async with session.post(f"{url}/v1/completions", json=body) as answer:
             async for line in answer.content:
                 if not line.startswith(b"data: {"):
                     continue  # a keep-alive comment, or the end
@@ -83,11 +87,11 @@ async def listen_to(
     return Told("".join(pieces), broken=False)
 
 
-async def streams_during(urls: Sequence[str], victim: psutil.Process) -> list[Told]:
+async def streams_during(urls: Sequence[str], victim: psutil.Process, **fields: Any) -> list[Told]:
     """A stream from each of `urls`; the victim is killed once all have begun."""
     begun = asyncio.Semaphore(0)
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(listen_to(url, session, begun)) for url in urls]
+        tasks = [group.create_task(listen_to(url, session, begun, **fields)) for url in urls]
         for _ in urls:
             await begun.acquire()
         victim.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from mesh_process import (
     wait_until,
 )
 from metric_names import Scrape
+
+from pagemesh.shared.settings import Settings
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 PATIENT: Final = ("--request-timeout-s", "100")
@@ -86,6 +89,28 @@ async def test_a_stream_outlives_the_kill_of(
     assert_all_ended(victim)
     wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
     assert victim.child(service).pid != before.pid
+
+
+def lines(mesh: MeshProcess, event: str) -> list[dict[str, Any]]:
+    """The log lines of one event, in order."""
+    whole_lines = mesh.log.read_text().rpartition("\n")[0].splitlines()
+    return [line for line in map(json.loads, whole_lines) if line["event"] == event]
+
+
+async def test_a_scheduler_started_again_finds_the_prefix_cache_warm(victim: MeshProcess) -> None:
+    wait_until(lambda: ready_status(victim) == 200, RECOVERY_S)
+    long_story = {"prompt": STORY["prompt"] + " and a very long table" * 40, "max_tokens": 40}
+    undisturbed = complete(victim, **long_story)
+    before = victim.child("scheduler")
+    told = await streams_during([victim.base_url], before, **long_story)
+    assert told == [Told(undisturbed, broken=False)]
+    assert lines(victim, "engine_up")[-1]["cached_blocks"] > 0
+    ended = lines(victim, "request_ended")[-1]
+    n_prompt, block_tokens = ended["prompt_tokens"], Settings().cache.block_size
+    assert n_prompt > 200
+    assert ended["cached_tokens"] >= (n_prompt - 1) // block_tokens * block_tokens
+    wait_until(lambda: victim.has_child("scheduler"), RECOVERY_S)
+    assert victim.child("scheduler").pid != before.pid
 
 
 @pytest.mark.parametrize("service", ["worker", "scheduler", "tokenizer"])
