@@ -174,8 +174,8 @@ class StepResult(NamedTuple):
 
 class CachedBlocks(NamedTuple):
     """What full blocks of a worker hold: `blocks` (packed) and their `hashes` (packed), least
-    recently used first. A worker sends as many of these as it takes before it offers its engine, and
-    only of its own `epoch`: a scheduler that takes over finds the prefix cache warm."""
+    recently used first. A worker sends as many of these as it takes before it offers its engine,
+    and only of its own `epoch`: a scheduler that takes over finds the prefix cache warm."""
 
     epoch: int
     fingerprint: str
