@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -63,32 +63,43 @@ async def running_mesh(
     *,
     gateways: int = 1,
     tokenizers: int = 1,
+    workers: int = 1,
+    max_num_batched_tokens: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    modules: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Mesh]:
     """Steps take `step_s`. With a `trace` folder, every service writes its probe there at its end.
+    `environ` is for all of them; `modules` run in place of the services they are named by.
 
     The prepared folder of the default model must exist (`pagemesh prepare`).
     """
-    asked = _settings(max_num_seqs, gateways, tokenizers)
+    asked = Settings(
+        scheduler=SchedulerSettings(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        ),
+        gateway=GatewaySettings(port=free_port()),
+        mesh=MeshSettings(
+            mesh_secret="benchmark", gateways=gateways, tokenizers=tokenizers, workers=workers
+        ),
+        log=LogSettings(log_level="error", log_format="human"),
+    )
+    named = {"worker": "parts.scripted_worker", **(modules or {})}
     async with supervised(asked) as (settings, supervisor):
         for service in SERVICES:
             specs = service_specs(service, settings)
-            supervisor.start(*(_scripted(spec, service, step_s, trace) for spec in specs))
+            scripted = (_scripted(spec, service, step_s, trace, named) for spec in specs)
+            supervisor.start(
+                *(each._replace(environ={**each.environ, **(environ or {})}) for each in scripted)
+            )
         await first(supervisor.watch(), _until_ready(settings))
         supervisor.mark_ready()
         url = f"http://127.0.0.1:{settings.gateway.port}"
         yield Mesh(url, processes_by_service(SERVICES))
 
 
-def _settings(max_num_seqs: int, gateways: int, tokenizers: int) -> Settings:
-    return Settings(
-        scheduler=SchedulerSettings(max_num_seqs=max_num_seqs),
-        gateway=GatewaySettings(port=free_port()),
-        mesh=MeshSettings(mesh_secret="benchmark", gateways=gateways, tokenizers=tokenizers),
-        log=LogSettings(log_level="error", log_format="human"),
-    )
-
-
-def _scripted(spec: ChildSpec, service: str, step_s: float, trace: Path | None) -> ChildSpec:
+def _scripted(
+    spec: ChildSpec, service: str, step_s: float, trace: Path | None, modules: Mapping[str, str]
+) -> ChildSpec:
     environ = {
         **spec.environ,
         "PYTHONPATH": python_path(),
@@ -97,12 +108,14 @@ def _scripted(spec: ChildSpec, service: str, step_s: float, trace: Path | None) 
     }
     if trace is not None:
         environ[probe.FOLDER] = str(trace)
-    return spec._replace(command=_command(service, spec, trace), environ=environ)
+    return spec._replace(command=_command(service, spec, trace, modules), environ=environ)
 
 
-def _command(service: str, spec: ChildSpec, trace: Path | None) -> tuple[str, ...]:
-    if service == "worker":
-        return (sys.executable, "-m", "parts.scripted_worker", service)
+def _command(
+    service: str, spec: ChildSpec, trace: Path | None, modules: Mapping[str, str]
+) -> tuple[str, ...]:
+    if service in modules:
+        return (sys.executable, "-m", modules[service], service)
     if trace is not None:
         return (sys.executable, "-m", "parts.traced_service", service)
     return spec.command

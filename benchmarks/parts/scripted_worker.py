@@ -17,32 +17,38 @@ from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.prepared import PreparedModel, load_prepared, prepared_folder
 from pagemesh.shared.settings import Settings
+from pagemesh.shared.step_stats import StepPace
 from pagemesh.worker_svc.memory import CPU_NUM_SEQS
 from parts.probe import Probe, installed_probe
 from parts.script import ScriptedRows, script_of
 from parts.worker import run_worker, send_result
 
 STEP_S: Final = "MESH_BENCH_STEP_S"
+TOKEN_S: Final = "MESH_BENCH_TOKEN_S"
+BLOCKS: Final = "MESH_BENCH_BLOCKS"
 TEXT: Final = "MESH_BENCH_TEXT"
 BLOCKS_PER_ROW: Final = 512
 
 
 class ScriptedDevice:
-    """A worker.Device. Steps take `step_s` each, one after the other, in a thread as the real
-    worker's; with 0 they are answered on the event loop at once."""
+    """A worker.Device. A step takes as long as `pace` says, one after the other, in a thread as the
+    real worker's; with 0 they are answered on the event loop at once."""
 
-    def __init__(self, settings: Settings, step_s: float, text: Path, probe: Probe) -> None:
+    def __init__(
+        self, settings: Settings, pace: StepPace, text: Path, probe: Probe, blocks: int | None
+    ) -> None:
         folder = prepared_folder(settings.model)
         rows = settings.scheduler.max_num_seqs or CPU_NUM_SEQS
+        tokens = settings.scheduler.max_num_batched_tokens or 8192
         self.card = _card(settings, load_prepared(folder))
-        self.capacity = Capacity(1 + rows * BLOCKS_PER_ROW, rows, 8192, 1024, "cpu")
-        self._step_s = step_s
+        self.capacity = Capacity(1 + (blocks or rows * BLOCKS_PER_ROW), rows, tokens, 1024, "cpu")
+        self._pace = pace
         self._probe = probe
         self._rows = ScriptedRows(script_of(text.read_text(), folder / "tokenizer.json"), rows)
         self._compute = ThreadPoolExecutor(1, thread_name_prefix="scripted-compute")
 
     def take(self, link: Link, step: Step) -> None:
-        if self._step_s == 0:
+        if not any(self._pace):
             send_result(link, self._execute(step))
             return
         loop = asyncio.get_running_loop()
@@ -59,12 +65,13 @@ class ScriptedDevice:
         return StepResult(step.epoch, step.step, self._rows.execute(step))
 
     def _execute_slowly(self, step: Step) -> StepResult:
-        end_s = time.perf_counter() + self._step_s
+        elapsed_s = self._pace.overhead_s + self._pace.token_s * step.n_tokens
+        end_s = time.perf_counter() + elapsed_s
         self._probe.note("step begins")
         result = self._execute(step)
         time.sleep(max(0.0, end_s - time.perf_counter()))
         self._probe.note("step ends")
-        return result
+        return result._replace(elapsed_s=elapsed_s)
 
 
 def _card(settings: Settings, prepared: PreparedModel) -> ModelCard:
@@ -82,9 +89,10 @@ def _card(settings: Settings, prepared: PreparedModel) -> ModelCard:
 
 
 def main() -> None:
-    step_s, text = float(os.environ[STEP_S]), Path(os.environ[TEXT])
+    pace = StepPace(float(os.environ[STEP_S]), float(os.environ.get(TOKEN_S, 0)))
+    text, blocks = Path(os.environ[TEXT]), int(os.environ.get(BLOCKS, 0)) or None
     with installed_probe("worker") as probe:
-        run_worker(lambda settings: ScriptedDevice(settings, step_s, text, probe))
+        run_worker(lambda settings: ScriptedDevice(settings, pace, text, probe, blocks))
 
 
 if __name__ == "__main__":
