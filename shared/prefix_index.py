@@ -1,11 +1,11 @@
 """The prefix index: which engine holds which block, as keys in Redis. Advice, never truth.
 
-A block is known by eight bytes of its hash, mixed with the identity of its model (`index_keys`), so
-that blocks of two models never meet. Two of the eight choose one of 65,536 small hashes
-`{mesh}:prefix:` ‖ two bytes; the other six are a field in it, and its value lists the engines that
-hold the block, two bytes each. A hash of up to 512 such fields is one packed string in Redis, so a
-block takes about 20 bytes. A block lists MAX_HOLDERS engines at most: further ones are not worth
-knowing.
+A block is known by 62 bits of its hash, mixed with the identity of its model (`index_keys`), so
+that blocks of two models never meet. The first two bytes, but for two bits, choose one of 16,384
+small hashes `{mesh}:prefix:` ‖ two bytes; the other six are a field in it, and its value lists the
+engines that hold the block, two bytes each. A hash of up to 512 such fields is one packed string in
+Redis, so a block takes 13 to 20 bytes. A block lists MAX_HOLDERS engines at most: further ones are
+not worth knowing.
 
 Engines are numbers here. One is claimed by an owner (one opening of one engine), held by the key
 `{mesh}:prefix:engine:{number}` for REGISTRATION_S after each of the owner's calls, and not used
@@ -36,8 +36,11 @@ _HOLDER_BYTES: Final = 2
 REGISTRATION_S: Final = 30.0
 MAX_HOLDERS: Final = 30
 N_FIRST: Final = 256
-"""Values of a key's first byte; each has as many shards, by the second."""
-_MAX_PROBES: Final = 96
+"""Values of a key's first byte. Each has 64 shards, by the second byte, whose last two bits are 0:
+with fewer blocks to a shard, the shards themselves would take more memory than the blocks."""
+SHARD_STEP: Final = 4
+_USED_BITS: Final = bytes([0xFF, 0x100 - SHARD_STEP, *(0xFF for _ in range(KEY_BYTES - 2))])
+_MAX_PROBES: Final = 64
 _MAX_VISITED: Final = 1024
 """Entries that one rewriting looks at, a few tenths of a millisecond of Redis's time."""
 _TIMEOUT_S: Final = 2.0
@@ -108,8 +111,9 @@ return {standing, 0}
 """
 )
 # KEYS: the engine's. ARGV further: the shards' first byte, the second to begin with, the keys held
-# there, the most holders' bytes, the most entries to look at, prefix of the engines' keys. Returns
-# the standing, and the second byte to go on with (256: all were seen).
+# there, the most holders' bytes, the most entries to look at, prefix of the engines' keys, the step
+# from one second byte to the next. Returns the standing, and the second byte to go on with; 256 when
+# all were seen.
 _REWRITE: Final = (
     _OWN
     + """
@@ -144,7 +148,7 @@ while second < 256 and visited < tonumber(ARGV[9]) do
     write(shard, field, before, after)
   end
   for field in pairs(missing) do redis.call('HSET', shard, field, ours) end
-  visited, second = visited + #entries / 2, second + 1
+  visited, second = visited + #entries / 2, second + tonumber(ARGV[11])
 end
 return {standing, second}
 """
@@ -226,8 +230,9 @@ def index_keys(hashes: bytes, card: ModelCard) -> bytes:
     """The packed keys of packed block hashes of the model of `card`, KEY_BYTES each."""
     identity = f"{card.fingerprint}/{card.block_tokens}".encode()
     [mask] = array("Q", blake2b(identity, digest_size=KEY_BYTES).digest())
+    [used] = array("Q", _USED_BITS)
     halves = memoryview(hashes).cast("Q")[:: HASH_BYTES // KEY_BYTES]
-    return array("Q", [half ^ mask for half in halves]).tobytes()
+    return array("Q", [(half ^ mask) & used for half in halves]).tobytes()
 
 
 def first_bytes(card: ModelCard) -> list[int]:
@@ -272,7 +277,7 @@ class PrefixIndex:
         Returns which second byte to go on with; N_FIRST when all were seen.
         """
         most = MAX_HOLDERS * _HOLDER_BYTES
-        further = [first, second, held, most, _MAX_VISITED, self._engines]
+        further = [first, second, held, most, _MAX_VISITED, self._engines, SHARD_STEP]
         return await self._own(self._rewrite, claim, further)
 
     async def depths(self, keys: bytes) -> dict[int, int]:

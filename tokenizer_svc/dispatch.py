@@ -163,7 +163,8 @@ class Dispatch:
         rank = _ranks(ask.affinity)
         favourite = max(places, key=rank) if self._needs_affinity(ask, choices, depths) else None
         costs = self._costs(ask, choices, favourite)
-        return min(choices, key=lambda each: (costs[each.place], -rank(each.place), each.place))
+        least = min(costs.values())
+        return max((c for c in choices if costs[c.place] == least), key=lambda c: rank(c.place))
 
     def _needs_affinity(self, ask: Ask, choices: Iterable[Chosen], depths: Depths | None) -> bool:
         """Nobody is known to hold anything: that means little if the index is silent, or the client

@@ -104,6 +104,12 @@ async def test_default_max_tokens_is_sixteen(gateway: Gateway, tokenizer: FakeTo
     assert talk.generate.params.max_tokens == 16
 
 
+async def test_a_salt_and_a_cache_key_travel(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
+    await complete(gateway, prompt="a", cache_salt="pepper", prompt_cache_key="user 1")
+    (talk,) = tokenizer.talks.values()
+    assert (talk.generate.cache_salt, talk.generate.cache_key) == ("pepper", "user 1")
+
+
 async def test_echo_puts_the_prompt_in_front_of_every_choice(gateway: Gateway) -> None:
     answer = await complete(gateway, prompt="Hi!", echo=True, n=2)
     assert [c["text"][:8] for c in answer["choices"]] == ["Hi!Hello"] * 2

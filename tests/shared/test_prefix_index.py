@@ -97,7 +97,7 @@ async def test_salts_models_and_block_sizes_never_meet(index: PrefixIndex) -> No
     assert await index.depths(chain(8, card=CARD._replace(names=["other"]))) == {claim.number: 8}
 
 
-def test_keys_keep_eight_bytes_of_each_hash() -> None:
+def test_a_key_begins_as_its_hash_says() -> None:
     hashes = b"".join(chain_hashes(bytes(16 * 3), 4))
     keys = index_keys(hashes, CARD)
     assert len(keys) == 3 * 8
@@ -156,15 +156,15 @@ async def test_a_rewriting_is_bounded_and_says_where_to_go_on(
     claim = await index.claim("a")
     keys = [
         b"\x07" + second.to_bytes() + number.to_bytes(6)
-        for second in (3, 9)
+        for second in (4, 12)
         for number in range(1200)
     ]
     await index.publish(claim, b"".join(keys), b"")
-    assert await index.rewrite(claim, 7, 0, b"".join(keys)) == (Standing.OURS, 4)
-    assert await index.rewrite(claim, 7, 4, b"") == (Standing.OURS, 10)
-    assert await index.rewrite(claim, 7, 10, b"") == (Standing.OURS, N_FIRST)
+    assert await index.rewrite(claim, 7, 0, b"".join(keys)) == (Standing.OURS, 8)
+    assert await index.rewrite(claim, 7, 8, b"") == (Standing.OURS, 16)
+    assert await index.rewrite(claim, 7, 16, b"") == (Standing.OURS, N_FIRST)
     prefix = f"{mesh_name}:prefix:".encode() + b"\x07"
-    assert [await client.hlen(prefix + second) for second in (b"\x03", b"\x09")] == [1200, 0]
+    assert [await client.hlen(prefix + second) for second in (b"\x04", b"\x0c")] == [1200, 0]
 
 
 async def test_a_block_lists_a_bounded_number_of_engines(index: PrefixIndex) -> None:
