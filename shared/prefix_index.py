@@ -112,8 +112,8 @@ return {standing, 0}
 )
 # KEYS: the engine's. ARGV further: the shards' first byte, the second to begin with, the keys held
 # there, the most holders' bytes, the most entries to look at, prefix of the engines' keys, the step
-# from one second byte to the next. Returns the standing, and the second byte to go on with; 256 when
-# all were seen.
+# from one second byte to the next. Returns the standing, and the second byte to go on with (256 at
+# the end).
 _REWRITE: Final = (
     _OWN
     + """
