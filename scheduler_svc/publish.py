@@ -15,8 +15,8 @@ from pagemesh.scheduler_svc.block_lists import ContentMap
 from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.prefix_index import KEY_BYTES, N_FIRST, first_bytes, index_keys
 
-MAX_BLOCKS: Final = 1024
-"""Said in one call, one or two milliseconds of Redis's time."""
+MAX_BLOCKS: Final = 256
+"""Said in one call, a millisecond of Redis's time: lookups wait behind it."""
 
 
 class Change(NamedTuple):

@@ -17,7 +17,7 @@ from pagemesh.shared.settings import Settings
 from parts.services import supervised
 
 CARD: Final = ModelCard(["m"], 100, 4096, 16, "float32", [2], 1, "f00d", 1)
-CALL_BLOCKS: Final = (1, 16, 256, 1024)
+CALL_BLOCKS: Final = (1, 16, 64, 256)
 CHAIN_BLOCKS: Final = (1, 8, 64, 512, 4096)
 ENGINES: Final = (1, 8, 30)
 Layout = Callable[[Redis, int], Awaitable[None]]
