@@ -13,6 +13,7 @@ import structlog
 from pagemesh.flags import Parser, add_setting_flags, load_given, normal_argv, refuse_unknown
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.logs import configure_logging
+from pagemesh.shared.model_list import listed_models
 from pagemesh.shared.settings_sources import Loaded
 
 EXIT_FAILED: Final = 1
@@ -22,14 +23,14 @@ EXIT_INTERRUPTED: Final = 130
 log = structlog.get_logger(__name__)
 
 _COMMANDS: Final = {
-    "serve": "serve MODEL: every service and an embedded registry, on this machine",
+    "serve": "serve MODEL …: every service and an embedded registry, on this machine",
     "gateway": "run one gateway: the OpenAI-style HTTP API",
     "tokenizer": "run one tokenizer service: text to token ids and back",
     "scheduler": "run one scheduler: queues, KV blocks, step plans",
     "worker": "run one worker: the model on this machine's device",
     "prepare": "read MODEL once into the folder that the services use",
 }
-_USAGE: Final = "pagemesh COMMAND [MODEL] [--flag VALUE …]"
+_USAGE: Final = "pagemesh COMMAND [MODEL …] [--flag VALUE …]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,9 +82,9 @@ def _build_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argume
 
 def _add_command(commands: Any, name: str, help_text: str) -> argparse.ArgumentParser:
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=help_text, description=help_text, usage="%(prog)s [MODEL] [--flag VALUE …]"
+        name, help=help_text, description=help_text, usage="%(prog)s [MODEL …] [--flag VALUE …]"
     )
-    add_setting_flags(command)
+    add_setting_flags(command, several=True)
     return command
 
 
@@ -98,7 +99,8 @@ def _prepare(command: str, loaded: Loaded) -> int:
     from pagemesh.prepare import prepare
 
     configure_logging(command, loaded.settings.log)
-    print(prepare(loaded.settings.model))
+    for model in listed_models(loaded.settings.model):
+        print(prepare(model))
     return 0
 
 

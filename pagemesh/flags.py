@@ -50,9 +50,14 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=100)
 
 
-def add_setting_flags(parser: argparse.ArgumentParser) -> None:
-    """MODEL and a flag for every setting: those of the first day first, the others by section."""
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
+def add_setting_flags(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """MODEL and a flag for every setting: those of the first day first, the others by section.
+    `several` models may be given where that makes sense."""
+    if several:
+        help_text = "same as --model; several: same as --models"
+        parser.add_argument("positional_models", nargs="*", metavar="MODEL", help=help_text)
+    else:
+        parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="same as --model")
     fields = setting_fields().values()
     first_day = parser.add_argument_group(DAY_ONE_TITLE)
     for field in fields:
@@ -76,14 +81,20 @@ def _add_flag(group: argparse._ArgumentGroup, field: SettingField) -> None:
         options["metavar"] = "{" + ",".join(field.choices) + "}"
     else:
         options["metavar"] = field.key.rsplit("_", 1)[-1].upper()
-    if field.is_list:
+    if field.is_list or field.is_mapping:
         options["nargs"] = "+"
     group.add_argument(field.flag, **options)
 
 
 def _help(field: SettingField) -> str:
     text = field.help.replace("%", "%%")
-    if field.default is None or field.is_list or "default" in field.help or field.default == "":
+    if (
+        field.default is None
+        or field.is_list
+        or field.is_mapping
+        or "default" in field.help
+        or field.default == ""
+    ):
         return text
     shown = ("on" if field.default else "off") if field.is_bool else field.default
     return f"{text} (default: {shown})"
@@ -100,7 +111,10 @@ def normal_argv(argv: Iterable[str]) -> list[str]:
 def load_given(given: dict[str, Any]) -> Loaded:
     """The settings, from what a parser with `add_setting_flags` found and the environment."""
     config = given.pop("config", None)
-    positional = given.pop("positional_model", None)
+    several = given.pop("positional_models", [])
+    positional = several[0] if len(several) == 1 else given.pop("positional_model", None)
+    if len(several) > 1:
+        _take_several(given, several)
     if positional is not None:
         if given.get("model", positional) != positional:
             raise SettingsError(
@@ -108,6 +122,15 @@ def load_given(given: dict[str, Any]) -> Loaded:
             )
         given["model"] = positional
     return load_settings(given, Path(config) if config else None, os.environ)
+
+
+def _take_several(given: dict[str, Any], models: list[str]) -> None:
+    for key in ("model", "models"):
+        if key in given:
+            raise SettingsError(
+                f"models are given twice: {' '.join(models)}, and by --{key}", key=key
+            )
+    given["models"] = models
 
 
 def refuse_unknown(extras: list[str], parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.logs import configure_logging
 from pagemesh.shared.messages import Generate, ModelCard, Prompt
+from pagemesh.shared.model_list import of_one_model
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import LogSettings, ModelSettings
@@ -30,6 +31,7 @@ from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
+from pagemesh.tokenizer_svc.text_models import TextModels
 
 _SEEDS: Final = 2**63
 
@@ -64,11 +66,11 @@ class LLM:
         loaded = load_settings(
             {"model": model, **settings}, None, os.environ, override_origin="keyword"
         )
-        self.settings: Final = loaded.settings
+        self.settings: Final = of_one_model(loaded.settings)
         _configure_logging_unless_set_up(self.settings.log)
         folder = prepare(self.settings.model)
         text_model = TextModel(folder, load_prepared(folder), self.settings)
-        self._pipeline = Pipeline(text_model)
+        self._pipeline = Pipeline(TextModels([text_model]))
         self._loop = LLMLoop(self.settings)
         self._seeds = random.Random(self.settings.gateway.seed)
         self._request_ids = map(str, count())

@@ -11,7 +11,6 @@ from typing import Final, Self
 from pagemesh.llm_progress import Progress
 from pagemesh.outputs import CompletionOutput, RequestOutput
 from pagemesh.shared.engine_messages import LogprobRow, Submit, Tokens
-from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
@@ -155,16 +154,17 @@ class Answers:
     def _open(self, checked: Prepared) -> list[Submit]:
         submits = self._pipeline.open(checked).submits
         for submit in submits:
-            self._whole.open(submit.key, self._stop_ends_of(checked.params))
+            self._whole.open(submit.key, self._stop_ends_of(checked))
         return submits
 
-    def _stop_ends_of(self, params: SamplingParams) -> StopEnds | None:
+    def _stop_ends_of(self, checked: Prepared) -> StopEnds | None:
         """Requests with the same stop strings share what is found out about tokens."""
+        params = checked.params
         if not params.stop:
             return None
         stops, skip = tuple(params.stop), params.skip_special_tokens
         if (stops, skip) not in self._stop_ends:
-            vocabulary = self._pipeline.text_model.vocabulary
+            vocabulary = checked.text_model.vocabulary
             self._stop_ends[stops, skip] = StopEnds(stops, vocabulary, skip_special_tokens=skip)
         return self._stop_ends[stops, skip]
 

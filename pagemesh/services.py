@@ -11,6 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from pagemesh.shared.access import guarding, link_access
 from pagemesh.shared.errors import SettingsError, StartupError
+from pagemesh.shared.model_list import of_one_model
 from pagemesh.shared.service import BuildService, serve
 from pagemesh.shared.settings import Settings, check_link_exposure
 from pagemesh.shared.tls import client_facing_context, listening_context
@@ -83,6 +84,8 @@ def _gateway_ports(settings: Settings) -> tuple[int, int | None]:
 
 def _run_inner(service: str, settings: Settings) -> None:
     check_link_exposure(settings.mesh)
+    if service == "worker":
+        settings = of_one_model(settings)
     _run(
         service,
         settings,

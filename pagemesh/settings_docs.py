@@ -20,7 +20,7 @@ names the nearest one. `pagemesh config show` prints each value and where it cam
 
 A switch is turned on by its flag and off by the flag with `no-` (`--no-enable-prefix-caching`). A
 list takes several values (`--api-key one two`), separated by commas in a variable. An empty
-variable counts as unset.
+variable counts as unset. A mapping is `NAME=VALUE` words in flags and in a variable, or JSON.
 
 This file is generated from the schema (`make docs`).
 """
@@ -44,7 +44,7 @@ def _table(fields: Iterable[SettingField]) -> Iterable[str]:
 
 
 def _default(field: SettingField) -> str:
-    if field.default is None or field.default in ("", []):
+    if field.default is None or field.default in ("", [], {}):
         return ""
     if field.is_bool:
         return "on" if field.default else "off"
@@ -63,6 +63,8 @@ def _shape(shape: inspect.Type) -> str:
             return "switch"
         case inspect.ListType():
             return "list"
+        case inspect.DictType():
+            return "mapping"
         case inspect.IntType():
             return f"whole number {_range(shape)}".rstrip()
         case inspect.FloatType():

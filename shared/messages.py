@@ -18,6 +18,14 @@ from pagemesh.shared.step_stats import StepPace, StepStats
 # -- handshake ------------------------------------------------------------------------------------
 
 
+class Variant(NamedTuple):
+    """What decides the bits that a model generates: its files, and how its weights are kept."""
+
+    fingerprint: str
+    dtype: str
+    quantization: str
+
+
 class ModelCard(NamedTuple):
     """What every service must agree on about a model. `names[0]` is the primary served name."""
 
@@ -30,6 +38,11 @@ class ModelCard(NamedTuple):
     bos_token_id: int | None
     fingerprint: str
     created_s: int
+    quantization: str = "none"
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.fingerprint, self.dtype, self.quantization)
 
 
 class Capacity(NamedTuple):
@@ -98,10 +111,13 @@ class Echo(NamedTuple):
 
 
 class Engines(NamedTuple):
-    """Pushed upstream when engines come, go or change load. Replaces the sender's last list."""
+    """Pushed upstream when engines come, go or change load. Replaces the sender's last list.
+
+    `names` are those of models that the sender can serve once there is an engine of them."""
 
     engines: list[EngineStatus]
     draining: bool = False
+    names: list[str] = []
 
 
 class WireError(NamedTuple):

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from pagemesh.shared.leases import LeaseKeys
 from pagemesh.shared.prefix_index import PrefixIndex
+from pagemesh.shared.route_keys import RouteKeys
 from pagemesh.shared.wire import PROTOCOL
 
 HEARTBEAT_S: Final = 1.0
@@ -34,7 +35,8 @@ log = structlog.get_logger(__name__)
 
 
 class Instance(NamedTuple):
-    """One running process of a service. `address` is host:port of its link endpoint.
+    """One running process of a service. `address` is host:port of its link endpoint; `models` are
+    the names of the models that it serves, of a worker and of a tokenizer service.
 
     Another version may append fields, so `protocol` keeps its place."""
 
@@ -43,6 +45,7 @@ class Instance(NamedTuple):
     address: str
     epoch: int
     protocol: int = PROTOCOL
+    models: list[str] = []
 
 
 class Registry:
@@ -59,6 +62,7 @@ class Registry:
         )
         self.leases = LeaseKeys(self._redis, mesh_name)
         self.prefix_index = PrefixIndex(self._redis, mesh_name)
+        self.routes = RouteKeys(self._redis, mesh_name)
         self._mesh = mesh_name
         self._away = False
         self._passed_over: set[str] = set()

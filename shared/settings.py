@@ -38,6 +38,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     served_model_name: Annotated[
         list[str], _meta("Names clients may use; default: the model's own name", day_one=True)
     ] = []
+    models: Annotated[
+        list[str],
+        _meta(
+            "Several models in one mesh, each as MODEL or NAME=MODEL; a worker serves the one that "
+            "--model names"
+        ),
+    ] = []
     revision: Annotated[str | None, _meta("Hub revision (branch, tag or commit)")] = None
     tokenizer: Annotated[str | None, _meta("Take the tokenizer from this folder or Hub id")] = None
     chat_template: Annotated[
@@ -159,6 +166,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     request_timeout_s: Annotated[
         float, _meta("How long a request may wait for an engine to appear"), Meta(gt=0)
     ] = 30.0
+    routes: Annotated[
+        dict[str, str | dict[str, float]],
+        _meta(
+            "Further names for models, NAME=MODEL, and weighted splits, NAME=A:0.9,B:0.1; "
+            "/admin/routes changes them at run time"
+        ),
+    ] = {}
     seed: Annotated[
         int | None,
         _meta("Seed of the seeds drawn for requests that bring none; default: random"),
@@ -198,7 +212,10 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = 1
     workers: Annotated[
         Count,
-        _meta("Workers that pagemesh serve starts: a GPU for each, or equal shares of the CPU"),
+        _meta(
+            "Workers that pagemesh serve starts for each model: a GPU for each, or equal shares of "
+            "the CPU"
+        ),
     ] = 1
     service_host: Annotated[str, _meta("Address inner services listen on and announce")] = (
         "127.0.0.1"

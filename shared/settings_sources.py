@@ -18,6 +18,8 @@ import yaml
 from msgspec import inspect
 
 from pagemesh.shared.errors import SettingsError
+from pagemesh.shared.model_list import check_models
+from pagemesh.shared.routes import BadRoute, read_routes
 from pagemesh.shared.settings import Settings, check_settings
 
 ENV_PREFIX: Final = "PAGEMESH_"
@@ -52,6 +54,10 @@ class SettingField(NamedTuple):
     @property
     def is_list(self) -> bool:
         return isinstance(self.shape, inspect.ListType)
+
+    @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.shape, inspect.DictType)
 
     @property
     def choices(self) -> list[str] | None:
@@ -130,9 +136,18 @@ def load_settings(
     given.update(_from_environ(environ))
     given.update(_from_overrides(overrides, override_origin))
     settings = _build(given)
-    check_settings(settings)
+    _check(settings)
     origins = {key: given[key].origin if key in given else DEFAULT for key in setting_fields()}
     return Loaded(settings, origins)
+
+
+def _check(settings: Settings) -> None:
+    check_settings(settings)
+    check_models(settings.model)
+    try:
+        read_routes(settings.gateway.routes)
+    except BadRoute as error:
+        raise SettingsError(f"routes: {error}", key="routes") from error
 
 
 def environ_of(settings: Settings) -> dict[str, str]:
@@ -253,14 +268,28 @@ def _typed(field: SettingField, given: Given) -> Any:
     if field.is_list and isinstance(value, str):
         value = [value]
     try:
+        if field.is_mapping and not isinstance(value, dict):
+            value = _mapping(value)
         # Text sources hold "8000" and "true"; lax mode reads them as what the schema wants.
         return msgspec.convert(value, field.type, strict=False)
-    except msgspec.ValidationError as error:
+    except msgspec.MsgspecError as error:
         shown = "(a secret)" if field.secret else repr(given.value)
         raise SettingsError(
             f"{field.key} = {shown} (from {given.origin}) will not do: {_wanted(field, error)}",
             key=field.key,
         ) from error
+
+
+def _mapping(value: str | list[str]) -> Any:
+    """A mapping in text: JSON, or words `NAME=VALUE`. Raises msgspec.ValidationError."""
+    text = value if isinstance(value, str) else " ".join(value)
+    if text.lstrip().startswith("{"):
+        return msgspec.json.decode(text, type=dict[str, Any])
+    pairs = [word.partition("=") for word in text.split()]
+    mapping = {name: rest for name, _, rest in pairs if name and rest}
+    if len(mapping) < len(pairs):
+        raise msgspec.ValidationError("expected each name once, as NAME=VALUE")
+    return mapping
 
 
 def _wanted(field: SettingField, error: Exception) -> str:

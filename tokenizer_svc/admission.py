@@ -25,6 +25,7 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 class Prepared(NamedTuple):
     """A request that passed every check. `params.max_tokens` is known; `hashes` are packed."""
 
+    text_model: TextModel
     generate: Generate
     card: ModelCard
     params: SamplingParams
@@ -42,6 +43,7 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     prompt_ids = pack_ids(ids)
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(
+        text_model=text_model,
         generate=generate._replace(prompt=Prompt()),
         card=card,
         params=resolve_max_tokens(generate.params, len(ids), card.max_model_len),

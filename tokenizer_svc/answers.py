@@ -28,7 +28,7 @@ class Answers:
     def __init__(
         self,
         find_model: Callable[[str], TextModel],
-        known_card: Callable[[], ModelCard | None],
+        known_card: Callable[[str], ModelCard | None],
         refuse: Callable[[Outbox, str, Exception], None],
     ) -> None:
         """`find_model` raises RequestError for a name it does not know."""
@@ -69,7 +69,7 @@ class Answers:
     async def _answer(self, outbox: Outbox, question: Question) -> None:
         try:
             model = self._find_model(question.model)
-            card = self._known_card()
+            card = self._known_card(question.model)
             max_model_len = card.max_model_len if card else model.prepared.max_position_tokens
             outbox.send(await self._pool.run(answer_to, model, question, max_model_len))
         except Exception as error:

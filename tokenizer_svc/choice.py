@@ -36,6 +36,7 @@ class Choice:
         eos_token_ids: Sequence[int],
     ) -> None:
         self.submit = submit
+        self.text_model = text_model
         self.request_id = submit.request_id
         self.index = submit.choice
         self.params = params

@@ -9,10 +9,11 @@ from typing import Final, NamedTuple
 
 from pagemesh.shared.engine_messages import Submit
 from pagemesh.shared.hashing import split_hashes
-from pagemesh.shared.messages import EngineStatus, ModelCard
+from pagemesh.shared.messages import EngineStatus, ModelCard, Variant
 from pagemesh.shared.step_stats import StepPace
 from pagemesh.tokenizer_svc.cost import UNMEASURED, Load, Work, cost_s
 from pagemesh.tokenizer_svc.recent import RecentBlocks
+from pagemesh.tokenizer_svc.variants import card_of_name
 
 PRESUMED_SHARE: Final = 0.5
 """Of a prompt, to be cached on the engine of its affinity, when nobody says who holds it."""
@@ -30,16 +31,18 @@ class Need(NamedTuple):
 
     block_tokens: int
     total_tokens: int
+    variant: Variant
 
     @classmethod
     def of(cls, submits: Sequence[Submit], card: ModelCard) -> Need:
         """The block size is the one that the hashes were made with."""
         prompt_tokens = len(submits[0].prompt_ids) // 4
         answers = (submit.params.max_tokens or 0 for submit in submits)
-        return cls(card.block_tokens, prompt_tokens + max(answers))
+        return cls(card.block_tokens, prompt_tokens + max(answers), card.variant)
 
     def met_by(self, card: ModelCard) -> bool:
-        return card.block_tokens == self.block_tokens and card.max_model_len >= self.total_tokens
+        same = card.variant == self.variant and card.block_tokens == self.block_tokens
+        return same and card.max_model_len >= self.total_tokens
 
 
 class Ask(NamedTuple):
@@ -115,14 +118,18 @@ class Dispatch:
         self._own_requests: Counter[Place] = Counter()
         self._own_prefill: defaultdict[Place, float] = defaultdict(float)
         self._recent: dict[Place, RecentBlocks] = {}
+        self._cards: dict[str, ModelCard | None] = {}
+        """What `card` found, until the engines change."""
 
     def statuses(self) -> list[EngineStatus]:
         return [engine.status for engine in self._engines.values()]
 
-    def card(self) -> ModelCard | None:
-        """The card requests are checked against: that of the engine with the longest context."""
-        cards = (engine.status.card for engine in self._engines.values() if not engine.draining)
-        return max(cards, key=lambda card: card.max_model_len, default=None)
+    def card(self, name: str) -> ModelCard | None:
+        """The card that requests for the model `name` are checked against."""
+        if name not in self._cards:
+            engines = [engine for engine in self._engines.values() if not engine.draining]
+            self._cards[name] = card_of_name(name, [engine.status.card for engine in engines])
+        return self._cards[name]
 
     def update(
         self, scheduler: str, engines: Iterable[EngineStatus], *, draining: bool = False
@@ -270,6 +277,7 @@ class Dispatch:
             self._own_prefill.pop(place, None)
 
     def _drop_engines(self, scheduler: str) -> None:
+        self._cards = {}
         for place in [place for place in self._engines if place.scheduler == scheduler]:
             del self._engines[place]
 

@@ -1,4 +1,4 @@
-"""The synchronous core of the tokenizer service for one model.
+"""The synchronous core of the tokenizer service.
 
 `admit` turns a request into placements, `feed` turns an engine's tokens into deltas, `resume` moves
 choices whose engine is gone. No I/O, no clock; the service and the offline class drive it alike.
@@ -19,7 +19,7 @@ from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared, prepare_request, submit_of_choice
 from pagemesh.tokenizer_svc.choice import Choice, Finish
 from pagemesh.tokenizer_svc.logprobs import prompt_token_logprobs, token_logprob
-from pagemesh.tokenizer_svc.text_model import TextModel
+from pagemesh.tokenizer_svc.text_models import TextModels
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +57,8 @@ class Resumed(NamedTuple):
 class Pipeline:
     """Owner of the state of every choice in flight. Only `prepare` may run in another thread."""
 
-    def __init__(self, text_model: TextModel) -> None:
-        self.text_model = text_model
+    def __init__(self, text_models: TextModels) -> None:
+        self.text_models = text_models
         self._choices: dict[int, Choice] = {}
         self._keys: defaultdict[str, set[int]] = defaultdict(set)
         self._last_key = 0
@@ -75,8 +75,9 @@ class Pipeline:
         return self.open(self.prepare(generate, card))
 
     def prepare(self, generate: Generate, card: ModelCard) -> Prepared:
-        """Every check, the encoding and the hashes; touches no state of the pipeline."""
-        return prepare_request(self.text_model, generate, card)
+        """Every check, the encoding and the hashes, for an engine of `card`, whose model is known;
+        touches no state of the pipeline."""
+        return prepare_request(self.text_models.of(card), generate, card)
 
     def open(self, prepared: Prepared) -> Admitted:
         """Take the request in. Raises RequestError (409) when its id is in use."""
@@ -109,9 +110,10 @@ class Pipeline:
 
     def add_prompt_logprobs(self, chunk: PromptLogprobs) -> None:
         """Part of `feed`, for whoever takes a frame in pieces. They wait for the first delta."""
-        if chunk.key in self._choices:
-            entries = prompt_token_logprobs(self.text_model, chunk)
-            self._choices[chunk.key].add_prompt_logprobs(chunk.start, entries)
+        choice = self._choices.get(chunk.key)
+        if choice is not None:
+            entries = prompt_token_logprobs(choice.text_model, chunk)
+            choice.add_prompt_logprobs(chunk.start, entries)
 
     def resume(self, keys: Iterable[int]) -> Resumed:
         """New placements for choices whose engine is gone, under new keys."""
@@ -144,7 +146,7 @@ class Pipeline:
     def _open_choice(self, prepared: Prepared, index: int) -> Choice:
         submit = submit_of_choice(prepared, index, self._next_key())
         eos_token_ids = prepared.card.eos_token_ids
-        choice = Choice(submit, prepared.params, self.text_model, eos_token_ids)
+        choice = Choice(submit, prepared.params, prepared.text_model, eos_token_ids)
         choice.push(unpack_ids(submit.prior_ids))
         self._remember(choice)
         return choice
@@ -200,7 +202,9 @@ class Pipeline:
         else:
             delta = self._finish(choice, text, packed_ids, finish)
         if logprob_rows:
-            logprobs = [token_logprob(self.text_model, entry) for entry in logprob_rows[:n_tokens]]
+            logprobs = [
+                token_logprob(choice.text_model, entry) for entry in logprob_rows[:n_tokens]
+            ]
             delta = delta._replace(logprobs=logprobs)
         fed.deltas.append(delta)
 

@@ -15,9 +15,10 @@ from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Engines, EngineStatus, ModelCard
 from pagemesh.shared.prefix_index import index_keys
-from pagemesh.shared.prepared import PreparedModel
 from pagemesh.tokenizer_svc.dispatch import Ask, Chosen, Depths, Dispatch, Place
 from pagemesh.tokenizer_svc.lookup import Lookup, LookupMetrics
+from pagemesh.tokenizer_svc.text_models import TextModels
+from pagemesh.tokenizer_svc.variants import variants_of
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -28,13 +29,13 @@ class Placement:
 
     def __init__(
         self,
-        prepared: PreparedModel,
+        text_models: TextModels,
         lookup: Lookup,
         metrics: LookupMetrics,
         patience_s: float,
         on_change: Callable[[], None],
     ) -> None:
-        self._prepared = prepared
+        self._text_models = text_models
         self._lookup = lookup
         self._metrics = metrics
         self._patience_s = patience_s
@@ -42,17 +43,20 @@ class Placement:
         self._dispatch = Dispatch()
         self._links: dict[str, Link] = {}
         self._changed = asyncio.Event()
-        self._refused: set[tuple[str, str]] = set()
+        self._refused: set[tuple[object, ...]] = set()
+        """Engines and variants that are not used, each told once."""
 
     def statuses(self) -> list[EngineStatus]:
         return self._dispatch.statuses()
 
-    def known_card(self) -> ModelCard | None:
-        return self._dispatch.card()
+    def known_card(self, name: str) -> ModelCard | None:
+        """Of the model `name`, if there is an engine of it."""
+        return self._dispatch.card(name)
 
-    async def card(self) -> ModelCard:
-        """The card to check a request against. Raises RequestError (503) when none appears."""
-        return await self._when(self._dispatch.card)
+    async def card(self, name: str) -> ModelCard:
+        """The card to check a request for the model `name` against. Raises RequestError (503) when
+        none appears."""
+        return await self._when(lambda: self._dispatch.card(name))
 
     async def place(self, submits: Sequence[Submit], card: ModelCard, cache_key: str) -> Place:
         """Send all of `submits` to one engine, as soon as one can take them, and say which.
@@ -112,6 +116,7 @@ class Placement:
     def update(self, link: Link, message: Engines) -> None:
         ours = [status for status in message.engines if self._is_ours(status)]
         self._dispatch.update(link.name, ours, draining=message.draining)
+        self._tell_of_variants({name for status in ours for name in status.card.names})
         self._notify()
 
     def lost(self, link: Link, message: Lost) -> list[int]:
@@ -120,9 +125,10 @@ class Placement:
 
     def _is_ours(self, status: EngineStatus) -> bool:
         """An engine of other weights would answer in another vocabulary: never use it."""
-        theirs, ours = status.card.fingerprint, self._prepared.fingerprint
-        if theirs == ours:
+        if self._text_models.knows(status.card):
+            self._text_models.learn(status.card)
             return True
+        theirs = status.card.fingerprint
         if (status.engine_id, theirs) not in self._refused:
             self._refused.add((status.engine_id, theirs))
             log.error(
@@ -130,11 +136,28 @@ class Placement:
                 engine=status.engine_id,
                 engine_model=status.card.names,
                 engine_fingerprint=theirs,
-                our_model=self._prepared.name,
-                our_fingerprint=ours,
-                remedy="start every service with the same model settings, then prepare again",
+                our_models=[
+                    (model.prepared.name, model.prepared.fingerprint) for model in self._text_models
+                ],
+                remedy="start the tokenizer services with this model in their list, from the same "
+                "files and settings as the worker's",
             )
         return False
+
+    def _tell_of_variants(self, names: Iterable[str]) -> None:
+        """One line for each set of variants that share a name."""
+        cards = [status.card for status in self._dispatch.statuses()]
+        for name in names:
+            in_use, *idle = variants_of(name, cards)
+            if idle and (name, *idle) not in self._refused:
+                self._refused.add((name, *idle))
+                log.error(
+                    "variants_share_a_name",
+                    model=name,
+                    in_use=in_use,
+                    idle=idle,
+                    remedy="give the workers of each variant a --served-model-name of their own",
+                )
 
     async def _when(self, find: Callable[[], T | None]) -> T:
         try:

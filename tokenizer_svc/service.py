@@ -24,7 +24,6 @@ from pagemesh.shared.messages import (
 )
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
-from pagemesh.shared.prepared import load_prepared, prepared_folder
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.wire import Message
 from pagemesh.tokenizer_svc.admission import Prepared
@@ -37,25 +36,24 @@ from pagemesh.tokenizer_svc.outbox import Outbox
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.placement import Placement
 from pagemesh.tokenizer_svc.requests import Request, RequestTable, public_error
-from pagemesh.tokenizer_svc.text_model import TextModel
+from pagemesh.tokenizer_svc.text_models import load_text_models
 
 log = structlog.get_logger(__name__)
 
 
 class TokenizerService:
-    """Serves the model of the settings. Raises StartupError when its folder cannot be read."""
+    """Serves the models of the settings. Raises StartupError when a folder cannot be read."""
 
     def __init__(self, runtime: Runtime) -> None:
         settings = runtime.settings
-        folder = prepared_folder(settings.model)
-        text_model = TextModel(folder, load_prepared(folder), settings)
+        text_models = load_text_models(settings)
         self._runtime = runtime
-        self._models = dict.fromkeys(text_model.names, text_model)
-        self._pipeline = Pipeline(text_model)
+        self._text_models = text_models
+        self._pipeline = Pipeline(text_models)
         lookup_metrics = LookupMetrics(runtime.metrics)
         self._lookup = Lookup(runtime.registry.prefix_index, lookup_metrics)
         self._placement = Placement(
-            text_model.prepared,
+            text_models,
             self._lookup,
             lookup_metrics,
             settings.gateway.request_timeout_s,
@@ -64,7 +62,7 @@ class TokenizerService:
         self._requests = RequestTable()
         self._outboxes: set[Outbox] = set()
         self._pool = EncoderPool("encoder")
-        self._answers = Answers(self._check_model, self._placement.known_card, self._refuse)
+        self._answers = Answers(text_models.named, self._placement.known_card, self._refuse)
         self._draining = False
         runtime.metrics.register(EngineCollector(self._placement.statuses))
         self._metrics = TokenizerMetrics(
@@ -75,13 +73,18 @@ class TokenizerService:
         runtime.metrics.register(LedgerCollector(self._requests.ledger))
         self._delivery = Delivery(self._pipeline, self._placement, self._requests, self._metrics)
 
+    @property
+    def models(self) -> list[str]:
+        """As the registry shows them."""
+        return self._text_models.names
+
     def routes(self) -> list[web.RouteDef]:
         return [web.get(LINK_PATH, self._serve_gateway)]
 
     def not_ready(self) -> str | None:
         if self._draining:
             return "draining"
-        return None if self._placement.known_card() is not None else "no engine is known yet"
+        return None if self._placement.statuses() else "no engine is known yet"
 
     async def run(self) -> None:
         runtime = self._runtime
@@ -180,8 +183,8 @@ class TokenizerService:
         arrived_s = time.monotonic()
         if self._draining:
             raise RequestError("this server is shutting down", status=503, code=SHUTTING_DOWN)
-        self._check_model(generate.model)
-        request.card = await self._placement.card()
+        self._text_models.named(generate.model)
+        request.card = await self._placement.card(generate.model)
         prepared = await self._prepare(generate, request.card)
         admitted = self._pipeline.open(prepared)
         accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
@@ -207,23 +210,6 @@ class TokenizerService:
         self._metrics.prompt_tokens.inc(len(prepared.prompt_ids) // 4)
         return prepared
 
-    def _check_model(self, name: str) -> TextModel:
-        """Raises RequestError (404) for a name that is neither ours nor an engine's."""
-        model = self._models.get(name) or self._model_of_engines(name)
-        if model is None:
-            raise RequestError(
-                f"The model `{name}` does not exist.",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
-        return model
-
-    def _model_of_engines(self, name: str) -> TextModel | None:
-        """Placement keeps only engines of our model; they may serve it under more names."""
-        known = any(name in status.card.names for status in self._placement.statuses())
-        return self._pipeline.text_model if known else None
-
     def _refuse(self, outbox: Outbox, request_id: str, error: Exception) -> str:
         """Answer what no engine has seen. Returns the outcome, for the ledger."""
         refusal = public_error(request_id, error)
@@ -237,7 +223,8 @@ class TokenizerService:
             self._send_engines(outbox)
 
     def _send_engines(self, outbox: Outbox) -> None:
-        outbox.send(Engines(self._placement.statuses(), draining=self._draining))
+        statuses, names = self._placement.statuses(), self._text_models.names
+        outbox.send(Engines(statuses, draining=self._draining, names=names))
 
     # -- schedulers -------------------------------------------------------------------------------
 

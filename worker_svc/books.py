@@ -41,6 +41,7 @@ def model_card(
         bos_token_id=prepared.bos_token_id,
         fingerprint=prepared.fingerprint,
         created_s=prepared.created_s,
+        quantization=settings.model.quantization,
     )
 
 

@@ -41,7 +41,7 @@ def test_output_has_the_shape_of_vllms(llm: LLM) -> None:
     (choice,) = output.outputs
     assert isinstance(choice, CompletionOutput)
     assert (choice.index, choice.finish_reason, choice.stop_reason) == (0, "length", None)
-    assert choice.text == llm._pipeline.text_model.decode(choice.token_ids)
+    assert choice.text == next(iter(llm._pipeline.text_models)).decode(choice.token_ids)
     assert choice.logprobs is not None
     for token_id, entry in zip(choice.token_ids, choice.logprobs, strict=True):
         assert next(iter(entry)) == token_id

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from neighbours import Mesh, ScriptedGateway, ScriptedScheduler, running_service
+from pipeline_driver import pipeline_of
 from scripts import card_of, status_of
 from small_tokenizers import (
     byte_level_json,
@@ -51,7 +52,7 @@ def smollm2(smollm2_folder: Path) -> TextModel:
 
 @pytest.fixture
 def pipeline(byte_level: TextModel) -> Pipeline:
-    return Pipeline(byte_level)
+    return pipeline_of(byte_level)
 
 
 @pytest.fixture

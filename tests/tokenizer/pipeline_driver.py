@@ -12,17 +12,29 @@ from pagemesh.shared.engine_messages import Ended, Submit
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta, Generate, Prompt
 from pagemesh.tokenizer_svc.pipeline import Pipeline
+from pagemesh.tokenizer_svc.text_model import TextModel
+from pagemesh.tokenizer_svc.text_models import TextModels
 
 EOS = 2
 
 
+def pipeline_of(model: TextModel) -> Pipeline:
+    return Pipeline(TextModels([model]))
+
+
+def model_of(pipeline: Pipeline) -> TextModel:
+    """The only one."""
+    [model] = pipeline.text_models
+    return model
+
+
 def ids_of(pipeline: Pipeline, text: str) -> list[int]:
-    return pipeline.text_model.encode(Prompt(text=text, add_special_tokens=False))
+    return model_of(pipeline).encode(Prompt(text=text, add_special_tokens=False))
 
 
 def admit(pipeline: Pipeline, request: Generate | None = None, **fields: Any) -> list[Submit]:
     request = request if request is not None else generate(**fields)
-    return pipeline.admit(request, card_of(pipeline.text_model)).submits
+    return pipeline.admit(request, card_of(model_of(pipeline))).submits
 
 
 def run(pipeline: Pipeline, key: int, ids: Sequence[int], end: Ended | None = None) -> list[Delta]:

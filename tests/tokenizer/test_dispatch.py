@@ -19,7 +19,7 @@ from pagemesh.tokenizer_svc.dispatch import Ask, Chosen, Dispatch, Need, Place
 from pagemesh.tokenizer_svc.recent import RECENT_S, RecentBlocks
 
 CARD = ModelCard(["m"], 100, 64, 16, "float32", [2], 1, "f00d", 1)
-NEED = Need(16, 10)
+NEED = Need(16, 10, CARD.variant)
 ASK = Ask(NEED, known_tokens=8, answer_tokens=2)
 
 
@@ -38,7 +38,7 @@ def engine(name: str, card: ModelCard = CARD, *, rows: int = 4, load: int = 0) -
 
 def test_nothing_is_chosen_among_nothing() -> None:
     assert choose(Dispatch()) is None
-    assert Dispatch().card() is None
+    assert Dispatch().card("m") is None
 
 
 def test_the_least_loaded_engine_is_chosen_unless_its_batch_is_full() -> None:
@@ -81,6 +81,9 @@ def test_a_report_replaces_the_guess() -> None:
         (CARD._replace(max_model_len=10), True),
         (CARD._replace(max_model_len=9), False),
         (CARD._replace(block_tokens=32), False),
+        (CARD._replace(fingerprint="beef"), False),
+        (CARD._replace(dtype="bfloat16"), False),
+        (CARD._replace(quantization="int8"), False),
     ],
 )
 def test_an_engine_must_fit_the_request(card: ModelCard, fits: bool) -> None:
@@ -92,16 +95,16 @@ def test_an_engine_must_fit_the_request(card: ModelCard, fits: bool) -> None:
 def test_need_counts_prompt_and_answer() -> None:
     params = SamplingParams(max_tokens=7, seed=1)
     submit = Submit(1, "r", 1, "", bytes(4 * 5), b"", 1, params, b"")
-    assert Need.of([submit], CARD) == Need(16, 12)
+    assert Need.of([submit], CARD) == Need(16, 12, CARD.variant)
 
 
 def test_the_card_is_of_the_longest_context() -> None:
     dispatch = Dispatch()
     long = CARD._replace(max_model_len=99)
     dispatch.update("s", [engine("a"), engine("b", long)])
-    assert dispatch.card() == long
+    assert dispatch.card("m") == long
     dispatch.update("s", [engine("a"), engine("b", long)], draining=True)
-    assert dispatch.card() is None
+    assert dispatch.card("m") is None
 
 
 def test_an_engine_that_left_the_list_keeps_its_keys_until_lost() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pipeline_driver import admit, ids_of, refused
+from pipeline_driver import admit, ids_of, model_of, pipeline_of, refused
 from scripts import card_of, generate, tokens
 
 from pagemesh.shared.engine_messages import Ended
@@ -19,7 +19,7 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 
 def test_a_submit_carries_prompt_hashes_and_parameters(pipeline: Pipeline) -> None:
     request = generate("Hello world again", cache_salt="salt", priority=3, stop=["x"], top_k=5)
-    admitted = pipeline.admit(request, card_of(pipeline.text_model))
+    admitted = pipeline.admit(request, card_of(model_of(pipeline)))
     [submit] = admitted.submits
     assert admitted.prompt_text is None
     assert unpack_ids(submit.prompt_ids) == ids_of(pipeline, "Hello world again")
@@ -46,7 +46,7 @@ def test_open_max_tokens_means_what_fits(pipeline: Pipeline) -> None:
 
 
 def test_prompt_text_for_echo(pipeline: Pipeline) -> None:
-    card = card_of(pipeline.text_model)
+    card = card_of(model_of(pipeline))
     ids = ids_of(pipeline, "Hello there")
     by_text = pipeline.admit(generate("Hello there", "a", want_prompt_text=True), card)
     by_ids = pipeline.admit(generate(ids, "b", want_prompt_text=True), card)
@@ -80,7 +80,7 @@ def test_bad_input_is_refused(
 
 
 def test_ids_up_to_the_models_vocabulary_are_taken(pipeline: Pipeline) -> None:
-    assert len(admit(pipeline, prompt=[pipeline.text_model.prepared.vocab_tokens - 1])) == 1
+    assert len(admit(pipeline, prompt=[model_of(pipeline).prepared.vocab_tokens - 1])) == 1
 
 
 @pytest.mark.parametrize(("n_prompt", "max_tokens"), [(128, None), (128, 1), (500, None), (129, 0)])
@@ -104,7 +104,7 @@ def test_more_prompt_logprobs_than_a_frame_holds_are_refused(byte_level: TextMod
     request = generate([5] * 5_000, prompt_logprobs=64)
     card = card_of(byte_level, max_model_len=100_000)
     with pytest.raises(RequestError, match="325000 entries") as caught:
-        Pipeline(byte_level).prepare(request, card)
+        pipeline_of(byte_level).prepare(request, card)
     assert caught.value.param == "prompt_logprobs"
 
 

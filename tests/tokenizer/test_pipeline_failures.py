@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pipeline_driver import EOS, admit, ids_of, refused, run
+from pipeline_driver import EOS, admit, ids_of, model_of, pipeline_of, refused, run
 from scripts import card_of, generate, text_of, tokens
 from structlog.testing import capture_logs
 
@@ -105,7 +105,7 @@ def test_progress_starts_the_count_anew(pipeline: Pipeline) -> None:
 def test_a_request_resumed_by_the_gateway_goes_on_at_the_same_character(
     byte_level: TextModel,
 ) -> None:
-    before, after = Pipeline(byte_level), Pipeline(byte_level)
+    before, after = pipeline_of(byte_level), pipeline_of(byte_level)
     ids = ids_of(before, "one 世界 two END three")
     request = generate(stop=["END"])
     [submit] = admit(before, request)
@@ -131,7 +131,7 @@ def test_a_choice_that_was_done_is_not_placed_again(
     pipeline: Pipeline, prior: list[int], options: dict[str, Any], finish: tuple[str, int | None]
 ) -> None:
     request = generate(n=2, prior_ids=[pack_ids(prior), pack_ids([5])], **options)
-    admitted = pipeline.admit(request, card_of(pipeline.text_model))
+    admitted = pipeline.admit(request, card_of(model_of(pipeline)))
     [delta] = admitted.deltas
     assert (delta.choice, delta.finish_reason, delta.stop_reason) == (0, *finish)
     assert [submit.choice for submit in admitted.submits] == [1]

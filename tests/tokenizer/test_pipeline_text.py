@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipeline_driver import EOS, admit, ids_of, run
+from pipeline_driver import EOS, admit, ids_of, pipeline_of, run
 from scripts import logprob_row, text_of, tokens
 
 from pagemesh.shared.engine_messages import Ended
@@ -137,7 +137,7 @@ def test_outcome_does_not_depend_on_how_ids_are_cut_into_frames(
         "min_tokens": data.draw(st.integers(0, 4)),
         "stop_token_ids": data.draw(st.lists(st.integers(0, vocab - 1), max_size=2)),
     }
-    whole, parts = Pipeline(byte_level), Pipeline(byte_level)
+    whole, parts = pipeline_of(byte_level), pipeline_of(byte_level)
     expected = _scripted(whole, ids, [len(ids)], options, lose=[])
     cuts = data.draw(st.lists(st.integers(1, 4), min_size=len(ids), max_size=len(ids)))
     lose = data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
