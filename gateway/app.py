@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from pagemesh.gateway.admin import RoutesEndpoint
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.headers import (
     REQUEST_ID,
@@ -44,6 +45,21 @@ def api_routes(backend: Backend) -> list[web.RouteDef]:
         *_spelled("POST", "/tokenize", tokens.tokenize),
         *_spelled("POST", "/detokenize", tokens.detokenize),
         *_spelled("GET", "/version", models.show_version),
+        *_admin_routes(backend),
+    ]
+
+
+def _admin_routes(backend: Backend) -> list[web.RouteDef]:
+    """`shared/access.py` closes them to all but administrators."""
+    routes = RoutesEndpoint(backend)
+    one = "/admin/routes/{name:.+}"
+    return [
+        web.get("/admin/routes", routes.list_routes),
+        web.get("/admin/routes/", routes.list_routes),
+        web.get(one, routes.show),
+        web.put(one, routes.put),
+        web.patch(one, routes.patch),
+        web.delete(one, routes.delete),
     ]
 
 

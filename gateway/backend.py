@@ -10,12 +10,16 @@ from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.route_store import RouteStore
+from pagemesh.gateway.routing import Router
 from pagemesh.gateway.upstream import Upstream
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     directory: ModelDirectory
+    router: Router
+    route_store: RouteStore
     upstream: Upstream
     metrics: GatewayMetrics
     keep_alive: KeepAlive

@@ -9,6 +9,7 @@ from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import EngineStatus, ModelCard
 
 SHOWN_NAME_CHARS = 200
+MAX_KNOWN_NAMES = 1024
 
 
 class ServedModel(NamedTuple):
@@ -25,11 +26,20 @@ class ModelDirectory:
         self._engines_by_link: dict[str, list[EngineStatus]] = {}
         self._models: dict[str, ServedModel] = {}
         self._links_by_model: dict[str, list[str]] = {}
-        self._ever_served: set[str] = set()
+        self._known: dict[str, None] = {}
 
-    def update(self, link: str, engines: Iterable[EngineStatus], *, draining: bool = False) -> None:
-        """Take the list of `link`. A draining link keeps its requests but gets no new ones."""
+    def update(
+        self,
+        link: str,
+        engines: Iterable[EngineStatus],
+        *,
+        draining: bool = False,
+        names: Iterable[str] = (),
+    ) -> None:
+        """Take the list of `link`, and the `names` that it could serve if there were engines. A
+        draining link keeps its requests but gets no new ones."""
         self._engines_by_link[link] = [] if draining else list(engines)
+        self._note_known(names)
         self._rebuild()
 
     def drop(self, link: str) -> None:
@@ -40,11 +50,26 @@ class ModelDirectory:
         self._models = {}
         self._links_by_model = {}
         for link, engines in self._engines_by_link.items():
-            cards = {name: engine.card for engine in engines for name in engine.card.names}
-            for name, card in cards.items():
-                self._models.setdefault(name, ServedModel(name, card))
+            for name in dict.fromkeys(name for each in engines for name in each.card.names):
                 self._links_by_model.setdefault(name, []).append(link)
-        self._ever_served.update(self._models)
+        for engine in self.engines():
+            for name in engine.card.names:
+                self._take(ServedModel(name, engine.card))
+        self._note_known(self._models)
+
+    def _take(self, model: ServedModel) -> None:
+        """Of several engines' cards, the one with the longest context counts."""
+        known = self._models.setdefault(model.name, model)
+        if known.card.max_model_len < model.card.max_model_len:
+            self._models[model.name] = model
+
+    def _note_known(self, names: Iterable[str]) -> None:
+        """The oldest names are forgotten beyond MAX_KNOWN_NAMES."""
+        for name in names:
+            self._known.pop(name, None)
+            self._known[name] = None
+        while len(self._known) > MAX_KNOWN_NAMES:
+            del self._known[next(iter(self._known))]
 
     @property
     def models(self) -> list[ServedModel]:
@@ -64,8 +89,12 @@ class ModelDirectory:
     def links_serving(self, model: str) -> list[str]:
         return self._links_by_model.get(model, [])
 
-    def resolve(self, model: str | None) -> ServedModel:
-        """The model called `model`; None means the only one.
+    def live(self, model: str) -> ServedModel | None:
+        """The model called `model`, if an engine of it is alive."""
+        return self._models.get(model)
+
+    def resolve(self, model: str | None, more_names: Iterable[str] = ()) -> ServedModel:
+        """The model called `model`; None means the only one. `more_names` are served as well.
 
         Raises RequestError: 503 while no engine is alive for it, 404 when nobody knows the name.
         """
@@ -74,11 +103,11 @@ class ModelDirectory:
         found = self._models.get(model)
         if found is not None:
             return found
-        if not self._models or model in self._ever_served:
+        if not self._known or model in self._known:
             raise not_ready("no engine for this model is alive at the moment")
+        served = ", ".join([*self._models, *more_names]) or "nothing at the moment"
         raise RequestError(
-            f"The model {model[:SHOWN_NAME_CHARS]!r} does not exist. "
-            f"Served here: {', '.join(self._models)}.",
+            f"The model {model[:SHOWN_NAME_CHARS]!r} does not exist. Served here: {served}.",
             status=404,
             code="model_not_found",
             param="model",

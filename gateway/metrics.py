@@ -10,7 +10,10 @@ from pagemesh.gateway.request_metrics import RequestMetrics
 from pagemesh.shared.distribution import Histogram
 
 MAX_FIELD_LABELS: Final = 64
+# Routes come and go at run time, their series stay.
+MAX_ROUTE_LABELS: Final = 1024
 OTHER_FIELD: Final = "(other)"
+OTHER_ROUTE: Final = ("(other)", "(other)")
 ANSWER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -49,6 +52,19 @@ class GatewayMetrics:
             "Requests sent again because their tokenizer service was lost",
             registry=registry,
         )
+        self._routed = Counter(
+            "pagemesh_route_requests",
+            "Requests for a route, by the model that its split gave them",
+            ["route", "target"],
+            registry=registry,
+        )
+        self._passed_over = Counter(
+            "pagemesh_route_targets_passed_over",
+            "Requests that a split would have given to a model without an engine",
+            ["route", "target"],
+            registry=registry,
+        )
+        self._route_labels: set[tuple[str, str]] = set()
         self._unknown_fields = Counter(
             "pagemesh_unknown_fields",
             "Request fields that were ignored because nobody knows them",
@@ -60,6 +76,19 @@ class GatewayMetrics:
     def answered(self, method: str, handler: str, status: int, elapsed_s: float) -> None:
         self._answers.labels(method, handler, f"{status // 100}xx", str(status)).inc()
         self._answer_s.labels(method, handler).observe(elapsed_s)
+
+    def routed(self, route: str, target: str) -> None:
+        self._routed.labels(*self._route_label(route, target)).inc()
+
+    def passed_over(self, route: str, target: str) -> None:
+        self._passed_over.labels(*self._route_label(route, target)).inc()
+
+    def _route_label(self, route: str, target: str) -> tuple[str, str]:
+        label = route, target
+        if label not in self._route_labels and len(self._route_labels) >= MAX_ROUTE_LABELS:
+            return OTHER_ROUTE
+        self._route_labels.add(label)
+        return label
 
     def unknown_field(self, endpoint: str, field: str) -> None:
         """Clients choose the names, so only the first of them become labels."""

@@ -22,11 +22,15 @@ from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.request_series import RequestCollector
+from pagemesh.gateway.route_store import RouteStore
+from pagemesh.gateway.routes import Routes
+from pagemesh.gateway.routing import Router
 from pagemesh.gateway.upstream import Upstream
 from pagemesh.shared.access import client_access, guarding
 from pagemesh.shared.ledger import LedgerCollector
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
+from pagemesh.shared.routes import read_routes
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
 
@@ -44,8 +48,12 @@ class GatewayService:
         gateway = runtime.settings.gateway
         metrics = GatewayMetrics(runtime.metrics)
         directory = ModelDirectory()
+        routes = Routes(read_routes(gateway.routes))
+        store = RouteStore(runtime.registry.routes, routes)
         self.backend = Backend(
             directory=directory,
+            router=Router(directory, store, metrics),
+            route_store=store,
             upstream=Upstream(directory, metrics, timeout_s=gateway.request_timeout_s),
             metrics=metrics,
             keep_alive=KeepAlive(),
@@ -67,6 +75,8 @@ class GatewayService:
         within seconds."""
         if self.backend.upstream.draining:
             return "shutting down"
+        if not self.backend.route_store.looked:
+            return "the routes are not known yet"
         return None if self.backend.directory.models else "no engine is alive"
 
     async def run(self) -> None:
@@ -84,6 +94,7 @@ class GatewayService:
             async with asyncio.TaskGroup() as group:
                 group.create_task(peers.run(), name="peers")
                 group.create_task(self.backend.keep_alive.run(), name="keep-alive")
+                group.create_task(self.backend.route_store.run(), name="routes")
         finally:
             self._fail_all()
             self.backend.offload.close()

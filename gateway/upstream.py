@@ -141,7 +141,7 @@ class Upstream:
             self._replace_lost(link.name)
 
     def _learn(self, link: Link, news: Engines) -> None:
-        self._directory.update(link.name, news.engines, draining=news.draining)
+        self._directory.update(link.name, news.engines, draining=news.draining, names=news.names)
         for request_id in list(self._parked):
             self._place(self._table[request_id])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Final
 
 from pagemesh.shared.settings import GatewaySettings, Settings
@@ -19,10 +20,10 @@ def gateway_url(gateway: GatewaySettings) -> str:
     return f"{scheme}://{shown}:{gateway.port}"
 
 
-def banner(settings: Settings, model_name: str) -> str:
+def banner(settings: Settings, model_names: Sequence[str]) -> str:
     return (
-        f"\npagemesh serves {model_name} at {gateway_url(settings.gateway)}/v1\n\n"
-        f"{_curl(settings.gateway, model_name)}\n"
+        f"\npagemesh serves {', '.join(model_names)} at {gateway_url(settings.gateway)}/v1\n\n"
+        f"{_curl(settings.gateway, model_names[0])}\n"
     )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, repeat
 from typing import Final
 
+from msgspec.structs import replace
+
 from pagemesh.idle_gpus import VISIBLE
+from pagemesh.shared.model_list import listed_models, n_workers
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import environ_of, is_ours
 from pagemesh.supervisor import ChildSpec, WriteLine
@@ -23,21 +26,30 @@ SERVICES: Final = ("worker", "scheduler", "tokenizer", "gateway")
 
 def child_names(service: str, settings: Settings) -> list[str]:
     """Of all children that run one service: numbered if there are several."""
-    n: int = getattr(settings.mesh, f"{service}s")
+    n: int = n_workers(settings) if service == "worker" else getattr(settings.mesh, f"{service}s")
     return [service] if n == 1 else [f"{service}-{number}" for number in range(1, n + 1)]
 
 
 def service_specs(service: str, settings: Settings, devices: Sequence[str] = ()) -> list[ChildSpec]:
     """All children that run one service. They differ in nothing but their names, and workers in
-    their `devices`, if there is one for each."""
-    spec = service_spec(service, settings)
-    specs = [spec._replace(name=name) for name in child_names(service, settings)]
-    if service != "worker" or not devices:
-        return specs
+    their models and `devices`, if there is one for each."""
+    names = child_names(service, settings)
+    if service != "worker":
+        spec = service_spec(service, settings)
+        return [spec._replace(name=name) for name in names]
+    specs = map(service_spec, repeat(service), _settings_of_workers(settings))
+    own = ({VISIBLE: device} for device in devices) if devices else repeat({})
     return [
-        spec._replace(environ={**spec.environ, VISIBLE: device})
-        for spec, device in zip(specs, devices, strict=True)
+        spec._replace(name=name, environ={**spec.environ, **more})
+        for name, spec, more in zip(names, specs, own, strict=False)
     ]
+
+
+def _settings_of_workers(settings: Settings) -> Iterator[Settings]:
+    """Each serves one model; all of them together share the machine."""
+    mesh = replace(settings.mesh, workers=n_workers(settings))
+    for model in listed_models(settings.model):
+        yield from repeat(replace(settings, model=model, mesh=mesh), settings.mesh.workers)
 
 
 def service_spec(service: str, settings: Settings) -> ChildSpec:

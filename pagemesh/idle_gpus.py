@@ -10,6 +10,7 @@ from contextlib import suppress
 from shlex import quote
 from typing import Final, NamedTuple
 
+from pagemesh.shared.model_list import n_workers
 from pagemesh.shared.settings import Settings
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -84,13 +85,17 @@ def idle_hint(settings: Settings, gpus: list[Gpu]) -> str | None:
     unused = f"{len(idle)} of {len(gpus)} GPUs unused"
     if len(idle) == len(gpus):
         return f"{unused}: the worker computes on the CPU; with --device cuda it says why"
-    ours = [gpu for gpu in gpus[: settings.mesh.workers] if gpu not in idle]
+    ours = [gpu for gpu in gpus[: n_workers(settings)] if gpu not in idle]
     wanted = [gpu for gpu in gpus if gpu in ours or gpu in idle]
     listed = ",".join(gpu.number for gpu in wanted)
     choice = f"{VISIBLE}={listed} " if wanted != gpus else ""
+    models = settings.model.models or [settings.model.model]
+    each = len(wanted) // len(models)
+    if each <= settings.mesh.workers and len(models) > 1:
+        return None
     return (
         f"{unused}: a worker computes on one. To have one on each, start anew with\n"
-        f"  {choice}pagemesh serve {quote(settings.model.model)} --workers {len(wanted)}"
+        f"  {choice}pagemesh serve {' '.join(map(quote, models))} --workers {each}"
     )
 
 

@@ -22,7 +22,8 @@ from pagemesh.idle_gpus import idle_gpus
 from pagemesh.readiness import wait_for_registry, wait_until_ready
 from pagemesh.shared.errors import SettingsError
 from pagemesh.shared.logs import is_human
-from pagemesh.shared.prepared import load_prepared, prepared_folder
+from pagemesh.shared.model_list import listed_models
+from pagemesh.shared.prepared import served_names
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, first, guarded
 from pagemesh.worker_devices import worker_devices
@@ -121,7 +122,7 @@ def _complete(settings: Settings) -> Settings:
 
 
 async def _prepare(settings: Settings) -> int:
-    """Prepare the model in a process of its own, which hands its memory back; its exit code.
+    """Prepare the models in a process of its own, which hands its memory back; its exit code.
 
     It shares our terminal, for its progress bar, and says itself what went wrong, unless a signal
     ended it.
@@ -165,7 +166,7 @@ async def _run_mesh(
         supervisor.start(*service_specs(service, settings, devices))
     await first(supervisor.watch(), wait_until_ready(settings))
     supervisor.mark_ready()
-    print(banner(settings, _model_name(settings)), flush=True)
+    print(banner(settings, _model_names(settings)), flush=True)
     hint = await idle_gpus(settings)
     if hint is not None:
         print(f"{hint}\n", flush=True)
@@ -185,7 +186,5 @@ async def _stop(supervisor: Supervisor, settings: Settings, stops: _Stops) -> No
     await stopping
 
 
-def _model_name(settings: Settings) -> str:
-    if settings.model.served_model_name:
-        return settings.model.served_model_name[0]
-    return load_prepared(prepared_folder(settings.model)).name
+def _model_names(settings: Settings) -> list[str]:
+    return [served_names(model)[0] for model in listed_models(settings.model)]

@@ -8,13 +8,14 @@ from itertools import takewhile
 
 from pagemesh.idle_gpus import VISIBLE, Gpu, list_gpus
 from pagemesh.shared.errors import SettingsError
+from pagemesh.shared.model_list import listed_models, n_workers
 from pagemesh.shared.settings import Settings
 
 
 async def worker_devices(settings: Settings) -> list[str]:
     """CUDA_VISIBLE_DEVICES of each worker; none of them when one worker sees what this process
     does, or when all compute on the CPU. Raises SettingsError when there are too few."""
-    if settings.mesh.workers == 1 or settings.parallel.device == "cpu":
+    if n_workers(settings) == 1 or settings.parallel.device == "cpu":
         return []
     gpus = [] if VISIBLE in os.environ else await list_gpus()
     return divide_devices(settings, device_names(gpus, os.environ))
@@ -32,13 +33,18 @@ def device_names(gpus: list[Gpu], environ: Mapping[str, str]) -> list[str]:
 
 def divide_devices(settings: Settings, devices: list[str]) -> list[str]:
     """One of `devices` for each worker. Raises SettingsError when there are too few."""
-    n_workers = settings.mesh.workers
+    wanted = n_workers(settings)
     if not devices and settings.parallel.device == "auto":
         return []
-    if n_workers > len(devices):
+    if wanted > len(devices):
         raise SettingsError(
-            f"--workers {n_workers} need a GPU each, and {len(devices)} can be seen: lower it, let "
+            f"{_asked(settings)} need a GPU each, and {len(devices)} can be seen: lower it, let "
             f"{VISIBLE} list more, or take --device cpu, whose cores they share",
             key="workers",
         )
-    return devices[:n_workers]
+    return devices[:wanted]
+
+
+def _asked(settings: Settings) -> str:
+    each, models = settings.mesh.workers, len(listed_models(settings.model))
+    return f"--workers {each}" if models == 1 else f"{each} workers for each of {models} models"

@@ -56,6 +56,12 @@ def prepared_folder(model: ModelSettings) -> Path:
     return Path(model.cache_dir).expanduser() / "prepared" / f"{name}-{digest}"
 
 
+def served_names(model: ModelSettings) -> list[str]:
+    """What clients may call `model`; the first is the primary name. Raises StartupError when the
+    name is the model's own and its folder cannot be read."""
+    return model.served_model_name or [load_prepared(prepared_folder(model)).name]
+
+
 def load_prepared(folder: Path) -> PreparedModel:
     """The manifest of `folder`. Raises StartupError when it is missing or of another format."""
     path = folder / MANIFEST

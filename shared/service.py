@@ -67,7 +67,8 @@ class Runtime:
 class ServiceCore(Protocol):
     """What a service implements. Everything runs on the one event loop of the process.
 
-    A core may also have `middlewares`: they surround those that `serve` is given.
+    A core may also have `middlewares`: they surround those that `serve` is given; and `models`, the
+    names of the models it serves, for the registry.
     """
 
     def routes(self) -> list[web.RouteDef]:
@@ -121,7 +122,13 @@ async def serve(
         sharing = stack.enter_context(_shared(host, shared_port)) if shared_port else None
         address = await _listen(runner, host, port, tls)
         announced = _announced(address, settings.mesh.redis_url or "")
-        instance = Instance(service, runtime.instance_id, announced, runtime.epoch)
+        instance = Instance(
+            service,
+            runtime.instance_id,
+            announced,
+            runtime.epoch,
+            models=getattr(core, "models", []),
+        )
         log.info("listening", service=service, address=address, instance=runtime.instance_id)
         offers = [runtime.registry.announce(instance)]
         if sharing is not None:

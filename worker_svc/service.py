@@ -20,6 +20,7 @@ from pagemesh.shared.leases import Lease
 from pagemesh.shared.ledger import Ledger, LedgerCollector
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
+from pagemesh.shared.prepared import served_names
 from pagemesh.shared.registry import AWAY
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
@@ -77,6 +78,11 @@ class WorkerService:
         # Of the threads, oldest first; the loop only reads.
         self._flying: deque[_Flying] = deque()
         self._landed_s = 0.0
+
+    @property
+    def models(self) -> list[str]:
+        """As the registry shows them. Raises StartupError for a folder that cannot be read."""
+        return served_names(self._runtime.settings.model)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(LINK_PATH, self._on_dial)]

@@ -155,6 +155,7 @@ def _log_end(request: web.Request, job: Job, generation: Generation) -> None:
         request_id=job.id,
         x_request_id=request[REQUEST_ID],
         model=job.served.name,
+        served_by=job.served.card.names[0],
         prompt_tokens=generation.prompt_tokens,
         completion_tokens=generation.completion_tokens,
         complete=generation.done,

@@ -16,7 +16,7 @@ from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
 from pagemesh.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
-from pagemesh.gateway.openai.params import bad, chat_params
+from pagemesh.gateway.openai.params import bad, chat_params, split_key
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.messages import Delta, Prompt
@@ -32,7 +32,7 @@ class ChatEndpoint:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = await self._reader.read(raw)
-        served = self._backend.directory.resolve(body.model)
+        served = self._backend.router.resolve(body.model, split_key(request, body))
         job = await self._backend.offload.run(len(raw), _job, body, served)
         for name in unknown_fields(job.prompts[0].messages or []):
             self._on_unknown(f"messages.{name}")

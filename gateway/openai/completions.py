@@ -15,7 +15,7 @@ from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id,
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.fields import REFUSED
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
-from pagemesh.gateway.openai.params import completion_params
+from pagemesh.gateway.openai.params import completion_params, split_key
 from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, completion_prompts
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.usage import usage
@@ -34,7 +34,7 @@ class CompletionsEndpoint:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = await self._reader.read(raw, self._id_limit())
-        served = self._backend.directory.resolve(body.model)
+        served = self._backend.router.resolve(body.model, split_key(request, body))
         job = await self._backend.offload.run(len(raw), _job, body, served)
         answer_of = partial(CompletionAnswer, self._backend, job)
         return await respond(self._backend, request, job, answer_of)

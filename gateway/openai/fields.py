@@ -17,7 +17,6 @@ HARMLESS: Final = frozenset(
         "safety_identifier",
         "service_tier",
         "store",
-        "user",
     }
 )
 

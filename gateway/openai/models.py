@@ -10,6 +10,7 @@ from aiohttp import web
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel, not_ready
 from pagemesh.gateway.openai.answer import encode_json
+from pagemesh.gateway.routing import LiveRoute
 
 OWNER: Final = "pagemesh"
 
@@ -17,19 +18,26 @@ OWNER: Final = "pagemesh"
 class ModelsEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._directory = backend.directory
+        self._router = backend.router
         self._version = version("pagemesh")
 
     async def list_models(self, _: web.Request) -> web.Response:
-        """Live models only; aliases are entries of their own."""
+        """Live models and routes; further names are entries of their own, and a route stands for
+        a model of its name."""
         models = self._directory.models
         if not models:
             raise not_ready("no engine is alive at the moment")
-        return _json({"object": "list", "data": [_shown(model) for model in models]})
+        shown = {model.name: _shown(model) for model in models}
+        shown |= {route.name: _shown_route(route) for route in self._router.live_routes()}
+        return _json({"object": "list", "data": list(shown.values())})
 
     async def one_model(self, request: web.Request) -> web.Response:
         """Names may hold slashes, as Hub ids do."""
         name = request.match_info["model"].removesuffix("/")
-        return _json(_shown(self._directory.resolve(name)))
+        route = self._router.live_route(name)
+        if route is not None:
+            return _json(_shown_route(route))
+        return _json(_shown(self._router.resolve(name, key="")))
 
     async def show_version(self, _: web.Request) -> web.Response:
         return _json({"version": self._version})
@@ -44,6 +52,18 @@ def _shown(model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.card.max_model_len,
         "root": model.card.names[0],
         "parent": None,
+    }
+
+
+def _shown_route(route: LiveRoute) -> dict[str, Any]:
+    """`parent` is the model with the greatest share; any of them may answer, so the shortest
+    context counts."""
+    parent = route.models[0]
+    return _shown(parent) | {
+        "id": route.name,
+        "max_model_len": min(model.card.max_model_len for model in route.models),
+        "parent": parent.name,
+        "shares": route.shares,
     }
 
 

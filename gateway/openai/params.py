@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any, Final
 
+from aiohttp import web
 from msgspec.structs import replace
 
+from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
@@ -52,6 +54,11 @@ class Seeds:
         if params.seed is not None:
             return params
         return replace(params, seed=self._random.getrandbits(SEED_BITS))
+
+
+def split_key(request: web.Request, body: GenerationRequest) -> str:
+    """What a weighted split decides by: who asks, if the request says so, or else its id."""
+    return body.user or body.prompt_cache_key or request[REQUEST_ID]
 
 
 def chat_params(request: ChatRequest, card: ModelCard) -> SamplingParams:

@@ -51,6 +51,7 @@ class GenerationRequest(Struct, kw_only=True):
     timeout: float | None = None
     """Seconds for the whole answer."""
     cache_salt: str | None = None
+    user: str | None = None
     prompt_cache_key: str | None = None
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.answer import encode_json, new_id
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.chat import chat_prompt
@@ -38,7 +39,7 @@ class TokenizeEndpoint:
     async def tokenize(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = await self._tokenize.read(raw)
-        served = self._backend.directory.resolve(body.model)
+        served = self._backend.router.resolve(body.model, request[REQUEST_ID])
         question = Tokenize(
             request_id=new_id("tok"),
             model=served.card.names[0],
@@ -52,7 +53,7 @@ class TokenizeEndpoint:
     async def detokenize(self, request: web.Request) -> web.Response:
         raw = await request.read()
         body = await self._detokenize.read(raw, self._id_limit())
-        served = self._backend.directory.resolve(body.model)
+        served = self._backend.router.resolve(body.model, request[REQUEST_ID])
         check_vocabulary(body.tokens, served.card, "tokens")
         question = Detokenize(
             request_id=new_id("detok"),

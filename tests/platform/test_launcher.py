@@ -32,7 +32,7 @@ def pasted(text: str) -> list[str]:
 
 
 def test_the_printed_curl_is_a_request() -> None:
-    words = pasted(banner(Settings(), "tiny"))
+    words = pasted(banner(Settings(), ["tiny"]))
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8000/v1/chat/completions"]
     body = json.loads(words[words.index("-d") + 1])
     assert (body["model"], body["stream"]) == ("tiny", True)
@@ -42,7 +42,7 @@ def test_the_printed_curl_is_a_request() -> None:
 
 def test_the_curl_of_a_guarded_mesh_names_certificate_and_key_but_no_secret() -> None:
     gateway = GatewaySettings(api_key=["hidden"], ssl_certfile="c.pem", ssl_keyfile="k.pem")
-    text = banner(Settings(gateway=gateway), "tiny")
+    text = banner(Settings(gateway=gateway), ["tiny"])
     words = pasted(text)
     assert words[words.index("--cacert") + 1] == "c.pem"
     assert "Authorization: Bearer $YOUR_API_KEY" in words

@@ -85,7 +85,7 @@ def fail_test(_: Outbox, request_id: str, error: Exception) -> None:
 
 @pytest.fixture
 async def answers(byte_level: TextModel) -> AsyncIterator[Answers]:
-    running = Answers(lambda _: byte_level, lambda: card_of(byte_level), fail_test)
+    running = Answers(lambda _: byte_level, lambda _: card_of(byte_level), fail_test)
     yield running
     await running.close()
 

@@ -1,0 +1,122 @@
+"""/admin/routes: the routes as they are, and how to change them while the mesh runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.openai.answer import encode_json
+from pagemesh.gateway.routes import RouteOrigin
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.routes import BadRoute, Route, read_route
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    targets: str | dict[str, float | None]
+
+
+class RoutesEndpoint:
+    def __init__(self, backend: Backend) -> None:
+        self._directory = backend.directory
+        self._store = backend.route_store
+
+    async def list_routes(self, _: web.Request) -> web.Response:
+        routes = self._store.routes
+        shown = {name: self._shown(origin) for name, origin in routes.origins().items()}
+        return _json({"version": routes.stored.version, "routes": shown})
+
+    async def show(self, request: web.Request) -> web.Response:
+        return self._one(_name(request))
+
+    async def put(self, request: web.Request) -> web.Response:
+        """Replace all targets of one route, or make it."""
+        name, body = _name(request), await _body(request)
+        await self._set(name, partial(_replaced, given=body.targets))
+        return self._one(name)
+
+    async def patch(self, request: web.Request) -> web.Response:
+        """Change the weights of some targets; null takes one away."""
+        name, body = _name(request), await _body(request)
+        await self._set(name, partial(_patched, given=body.targets))
+        return self._one(name)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Take back what was set at run time; a route of the settings comes forth again."""
+        name = _name(request)
+        origin = self._origin(name)
+        if not origin.run_time:
+            raise RequestError(
+                f"The route {name!r} is of the gateway's settings: PUT one of that name over it, "
+                "or change the settings.",
+                status=409,
+            )
+        await self._store.change(lambda routes: {n: r for n, r in routes.items() if n != name})
+        return _json({"deleted": name})
+
+    async def _set(self, name: str, edit: Any) -> None:
+        """`edit` makes the new route of the one in force, or of none."""
+        given = self._store.routes.origins().get(name)
+
+        def edit_all(routes: dict[str, Route]) -> dict[str, Route]:
+            before = routes.get(name) or (given.route if given is not None else {})
+            return routes | {name: read_route(name, edit(before))}
+
+        try:
+            await self._store.change(edit_all)
+        except BadRoute as error:
+            raise RequestError(str(error), param="targets") from error
+
+    def _one(self, name: str) -> web.Response:
+        return _json({"name": name} | self._shown(self._origin(name)))
+
+    def _origin(self, name: str) -> RouteOrigin:
+        origin = self._store.routes.origins().get(name)
+        if origin is None:
+            raise RequestError(f"There is no route {name!r}.", status=404)
+        return origin
+
+    def _shown(self, origin: RouteOrigin) -> dict[str, Any]:
+        shown: dict[str, Any] = {
+            "targets": origin.route,
+            "source": "run time" if origin.run_time else "settings",
+        }
+        if origin.hidden is not None:
+            shown["of_settings"] = origin.hidden
+        shares = self._store.routes.shares
+        models = [target for target in origin.route if target not in shares]
+        without = [model for model in models if self._directory.live(model) is None]
+        return shown | {"without_engine": without}
+
+
+def _replaced(before: Route, given: str | dict[str, float | None]) -> Any:
+    return given
+
+
+def _patched(before: Route, given: str | dict[str, float | None]) -> Any:
+    if isinstance(given, str):
+        raise BadRoute(given, 'PATCH takes weights by target, such as {"model-a": 0.2}')
+    return {name: weight for name, weight in (before | given).items() if weight is not None}
+
+
+def _name(request: web.Request) -> str:
+    """Names may hold slashes, as Hub ids do."""
+    return request.match_info["name"].removesuffix("/")
+
+
+async def _body(request: web.Request) -> _Body:
+    try:
+        return msgspec.json.decode(await request.read(), type=_Body)
+    except msgspec.MsgspecError as error:
+        raise RequestError(
+            f'The body must be {{"targets": {{"MODEL": WEIGHT, …}}}} or {{"targets": "MODEL"}}: '
+            f"{error}",
+            param="targets",
+        ) from error
+
+
+def _json(body: dict[str, Any]) -> web.Response:
+    return web.Response(body=encode_json(body), content_type="application/json")
