@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -14,9 +14,15 @@ from pagemesh.gateway.routes import RouteOrigin
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.routes import BadRoute, Route, read_route
 
+_T = TypeVar("_T", bound=msgspec.Struct)
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    targets: str | dict[str, float | None]
+
+class _Whole(msgspec.Struct, forbid_unknown_fields=True):
+    targets: str | dict[str, float]
+
+
+class _Changes(msgspec.Struct, forbid_unknown_fields=True):
+    targets: dict[str, float | None]
 
 
 class RoutesEndpoint:
@@ -34,15 +40,13 @@ class RoutesEndpoint:
 
     async def put(self, request: web.Request) -> web.Response:
         """Replace all targets of one route, or make it."""
-        name, body = _name(request), await _body(request)
-        await self._set(name, partial(_replaced, given=body.targets))
-        return self._one(name)
+        name, body = _name(request), await _body(request, _Whole)
+        return await self._set(name, lambda _: body.targets)
 
     async def patch(self, request: web.Request) -> web.Response:
         """Change the weights of some targets; null takes one away."""
-        name, body = _name(request), await _body(request)
-        await self._set(name, partial(_patched, given=body.targets))
-        return self._one(name)
+        name, body = _name(request), await _body(request, _Changes)
+        return await self._set(name, lambda before: _patched(before, body.targets))
 
     async def delete(self, request: web.Request) -> web.Response:
         """Take back what was set at run time; a route of the settings comes forth again."""
@@ -57,18 +61,22 @@ class RoutesEndpoint:
         await self._store.change(lambda routes: {n: r for n, r in routes.items() if n != name})
         return _json({"deleted": name})
 
-    async def _set(self, name: str, edit: Any) -> None:
+    async def _set(
+        self, name: str, edit: Callable[[Route], str | Mapping[str, float]]
+    ) -> web.Response:
         """`edit` makes the new route of the one in force, or of none."""
-        given = self._store.routes.origins().get(name)
+        origin = self._store.routes.origins().get(name)
+        of_settings = {} if origin is None else origin.hidden or origin.route
 
         def edit_all(routes: dict[str, Route]) -> dict[str, Route]:
-            before = routes.get(name) or (given.route if given is not None else {})
-            return routes | {name: read_route(name, edit(before))}
+            before = routes.get(name, of_settings)
+            return {**routes, name: read_route(name, edit(before))}
 
         try:
             await self._store.change(edit_all)
         except BadRoute as error:
             raise RequestError(str(error), param="targets") from error
+        return self._one(name)
 
     def _one(self, name: str) -> web.Response:
         return _json({"name": name} | self._shown(self._origin(name)))
@@ -92,14 +100,9 @@ class RoutesEndpoint:
         return shown | {"without_engine": without}
 
 
-def _replaced(before: Route, given: str | dict[str, float | None]) -> Any:
-    return given
-
-
-def _patched(before: Route, given: str | dict[str, float | None]) -> Any:
-    if isinstance(given, str):
-        raise BadRoute(given, 'PATCH takes weights by target, such as {"model-a": 0.2}')
-    return {name: weight for name, weight in (before | given).items() if weight is not None}
+def _patched(before: Route, changes: Mapping[str, float | None]) -> Route:
+    weights = {**before, **changes}
+    return {target: weight for target, weight in weights.items() if weight is not None}
 
 
 def _name(request: web.Request) -> str:
@@ -107,13 +110,13 @@ def _name(request: web.Request) -> str:
     return request.match_info["name"].removesuffix("/")
 
 
-async def _body(request: web.Request) -> _Body:
+async def _body(request: web.Request, shape: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(await request.read(), type=_Body)
+        return msgspec.json.decode(await request.read(), type=shape)
     except msgspec.MsgspecError as error:
         raise RequestError(
-            f'The body must be {{"targets": {{"MODEL": WEIGHT, …}}}} or {{"targets": "MODEL"}}: '
-            f"{error}",
+            f'The body must be {{"targets": {{"MODEL": WEIGHT, …}}}}, or for PUT {{"targets": '
+            f'"MODEL"}}: {error}',
             param="targets",
         ) from error
 

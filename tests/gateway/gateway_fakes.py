@@ -162,10 +162,12 @@ class FakeTokenizer:
             await link.close()
         return response
 
-    def push(self, engines: list[EngineStatus], *, draining: bool = False) -> None:
+    def push(
+        self, engines: list[EngineStatus], *, draining: bool = False, names: list[str] | None = None
+    ) -> None:
         for link in self.links:
             with contextlib.suppress(LinkClosed):
-                link.send(Engines(engines, draining))
+                link.send(Engines(engines, draining, names or []))
 
     async def hang_up(self) -> None:
         """Lose every link at once, as a crash would."""
