@@ -39,7 +39,7 @@ from pagemesh.shared.messages import (
     Tokenized,
 )
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 2
 MAX_FRAME_BYTES: Final = 64 * 2**20
 ID_BYTES: Final = 4
 """Of a packed integer."""

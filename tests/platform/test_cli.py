@@ -77,6 +77,20 @@ def test_the_positional_model_is_the_model(capsys: pytest.CaptureFixture[str]) -
     assert shown(capsys, "--model", "some/model")["model"] == ('"some/model"', "--model")
 
 
+def test_several_positional_models_are_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "a", "x=./b")["models"] == ('["a","x=./b"]', "--models")
+
+
+def test_routes_may_be_words_or_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = shown(capsys, "m", "--routes", "fast=a", "chat=a:0.9,b:0.1")
+    assert rows["routes"] == ('{"fast":"a","chat":"a:0.9,b:0.1"}', "--routes")
+    for text in ("fast=a chat=b", '{"fast": "a", "chat": "b"}'):
+        monkeypatch.setenv("PAGEMESH_ROUTES", text)
+        assert shown(capsys)["routes"][0] == '{"fast":"a","chat":"b"}'
+
+
 def test_two_different_models_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a and b" in error_of(capsys, "config", "show", "a", "--model", "b")
 
@@ -128,7 +142,12 @@ def test_config_show_masks_secrets(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["serve", "--kv-cache-memory-bytes=1"], "the nearest is --kv-cache-memory"),
         (["worker", "--no-enable-prefix-cache"], "the nearest is --no-enable-prefix-caching"),
-        (["serve", "a", "b"], "unexpected argument b"),
+        (["serve", "a", "--port", "1", "b"], "unexpected argument b"),
+        (["serve", "a", "b", "--model", "c"], "models are given twice: a b, and by --model"),
+        (["worker", "a", "b"], "name one of them with --model"),
+        (["serve", "a", "b", "--served-model-name", "x"], "write NAME=MODEL in their list"),
+        (["serve", "m", "--routes", "a=b", "b=a"], "leads back to itself (a → b → a)"),
+        (["serve", "m", "--routes", "a:b"], "expected each name once, as NAME=VALUE"),
         (["serve", "--port"], "argument --port: expected one argument; see pagemesh serve --help"),
         (["serve", "--port", "x"], "port = 'x' (from --port) will not do: expected int"),
         (["serve", "--config", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
