@@ -300,7 +300,7 @@ def test_ask_knows_what_a_resumed_request_still_needs() -> None:
     params = SamplingParams(max_tokens=7, seed=1)
     submit = Submit(1, "r", 1, "", bytes(4 * 17), bytes(4 * 2), 1, params, CHAIN[0])
     ask = Ask.of([submit, submit], CARD)
-    assert ask == Ask(Need(16, 24), 19, [CHAIN[0]], 5, 2, CHAIN[0])
+    assert ask == Ask(Need(16, 24, CARD.variant), 19, [CHAIN[0]], 5, 2, CHAIN[0])
     assert Ask.of([submit], CARD, "key")[-2:] == (b"key", True)
     scored = submit._replace(params=SamplingParams(max_tokens=7, seed=1, prompt_logprobs=0))
     assert Ask.of([scored], CARD).hashes == []

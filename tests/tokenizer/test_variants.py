@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_dispatch import CARD, engine
+from test_dispatch import ASK, CARD, choose, engine
 
 from pagemesh.shared.messages import ModelCard
 from pagemesh.tokenizer_svc.dispatch import Dispatch, Need, Place
@@ -44,8 +44,8 @@ def test_one_variant_of_a_name_is_in_use(cards: list[ModelCard], in_use: ModelCa
 def test_a_request_stays_with_its_variant() -> None:
     dispatch = Dispatch()
     dispatch.update("s", [engine("full", CARD, load=99), engine("idle", INT8)])
-    need = Need(16, 10, CARD.variant)
-    assert dispatch.choose(need) == Place("s", "full")
+    assert ASK.need == Need(16, 10, CARD.variant)
+    assert choose(dispatch) == Place("s", "full")
     dispatch.update("s", [engine("idle", INT8)])
-    assert dispatch.choose(need) is None
+    assert choose(dispatch) is None
     assert dispatch.card("m") == INT8
