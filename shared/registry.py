@@ -188,9 +188,12 @@ class Registry:
 
 
 def _instance(value: str) -> Instance:
-    """Raises msgspec.DecodeError. Fields beyond ours are another version's, and left alone."""
+    """Raises msgspec.DecodeError. Fields beyond ours are another version's, and left alone; so are
+    those behind another protocol."""
     fields = msgspec.json.decode(value, type=list[Any])
-    return msgspec.convert(fields[: len(Instance._fields)], Instance)
+    n_common = Instance._fields.index("protocol") + 1
+    ours = fields[n_common - 1 : n_common] == [PROTOCOL]
+    return msgspec.convert(fields[: len(Instance._fields) if ours else n_common], Instance)
 
 
 def masked_url(url: str) -> str:

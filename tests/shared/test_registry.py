@@ -164,3 +164,10 @@ async def test_without_redis_nothing_raises_but_the_questions() -> None:
 )
 def test_passwords_are_masked(url: str, shown: str) -> None:
     assert masked_url(url) == shown
+
+
+async def test_models_are_shown_with_the_instance(registry: Registry) -> None:
+    serving = WORKER._replace(models=["small", "org/large"])
+    task = await announced(registry, serving)
+    assert (await registry.instances("worker"))[0].models == ["small", "org/large"]
+    task.cancel()

@@ -259,7 +259,7 @@ def test_children_load_the_settings_of_their_parent(data: st.DataObject) -> None
         gateway=GatewaySettings(max_body_bytes=4096, request_timeout_s=0.5, seed=-5)
     )
     for field in setting_fields().values():
-        if field.key.endswith(("certfile", "keyfile", "cafile")) or field.key == "host":
+        if field.key.endswith(("certfile", "keyfile", "cafile")) or field.key in ("host", "models"):
             continue
         section = getattr(settings, field.section)
         if getattr(section, field.key) == field.default:
@@ -267,3 +267,16 @@ def test_children_load_the_settings_of_their_parent(data: st.DataObject) -> None
             section = replace(section, **{field.key: value})
             settings = replace(settings, **{field.section: section})
     assert load_settings({}, None, environ_of(settings)).settings == settings
+
+
+def test_children_get_lists_of_models_and_routes() -> None:
+    given = {"models": ["a", "b=x,y z"], "routes": {"a b": {"c:1": 2.5}, "d": "e:1,f"}}
+    settings = load_settings(given, None, {}).settings
+    assert settings.model.models == given["models"]
+    assert load_settings({}, None, environ_of(settings)).settings == settings
+
+
+def test_routes_in_yaml_are_a_mapping(tmp_path: Path) -> None:
+    text = "routes: {fast: model-a, chat: {model-a: 0.9, model-b: 0.1}}"
+    routes = from_yaml(text, tmp_path).gateway.routes
+    assert routes == {"fast": "model-a", "chat": {"model-a": 0.9, "model-b": 0.1}}
