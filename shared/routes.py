@@ -72,7 +72,7 @@ def model_shares(routes: Mapping[str, Route]) -> dict[str, Route]:
     Raises BadRoute for a cycle, and for more than MAX_ROUTES.
     """
     if len(routes) > MAX_ROUTES:
-        raise BadRoute(next(reversed(routes)), f"there are {MAX_ROUTES} routes already")
+        raise BadRoute(list(routes)[-1], f"there are {MAX_ROUTES} routes already")
     shares: dict[str, Route] = {}
     for name in routes:
         _add_shares(shares, routes, name, ())
