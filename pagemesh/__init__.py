@@ -1,6 +1,6 @@
 """pagemesh: an LLM serving mesh that treats the KV cache as virtual memory.
 
-`LLM` and `SamplingParams` are imported when they are first named, so that a service, which imports
+`LLM` and the rest are imported when they are first named, so that a service, which imports
 this package too, loads no torch.
 """
 
@@ -13,8 +13,16 @@ if TYPE_CHECKING:
     from pagemesh.llm import LLM
     from pagemesh.outputs import CompletionOutput, Logprob, RequestOutput
     from pagemesh.shared.sampling import SamplingParams
+    from pagemesh.shared.structured_outputs import StructuredOutputsParams
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 _HOMES = {
     "LLM": "pagemesh.llm",
@@ -22,6 +30,7 @@ _HOMES = {
     "Logprob": "pagemesh.outputs",
     "RequestOutput": "pagemesh.outputs",
     "SamplingParams": "pagemesh.shared.sampling",
+    "StructuredOutputsParams": "pagemesh.shared.structured_outputs",
 }
 
 

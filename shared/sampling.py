@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pagemesh.shared.structured_outputs import StructuredOutputsParams
+
 MAX_N = 128
 MAX_LOGPROBS = 64
 # Samplers calculate in float32: within these no scaled logit overflows or becomes a denormal.
@@ -40,6 +42,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

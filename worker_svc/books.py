@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
 
+from pagemesh.shared.grammar import GrammarVocabulary
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import Settings
 from pagemesh.worker_svc.batch import Batch
+from pagemesh.worker_svc.grammars import Grammars
 from pagemesh.worker_svc.memory import MemoryPlan
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.decoder import Decoder
@@ -53,3 +57,9 @@ def new_batch(card: ModelCard, capacity: Capacity) -> Batch:
         block_tokens=card.block_tokens,
         num_blocks=capacity.num_blocks,
     )
+
+
+def new_grammars(folder: Path, card: ModelCard) -> Grammars:
+    """Over the tokens of the prepared model in `folder`."""
+    load = partial(GrammarVocabulary, folder, card.vocab_tokens, card.eos_token_ids)
+    return Grammars(load, card.vocab_tokens)

@@ -13,7 +13,13 @@ from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import CacheSettings, Settings
-from pagemesh.worker_svc.books import DTYPES, bytes_of_weights, model_card, new_batch
+from pagemesh.worker_svc.books import (
+    DTYPES,
+    bytes_of_weights,
+    model_card,
+    new_batch,
+    new_grammars,
+)
 from pagemesh.worker_svc.cores import shared_cores
 from pagemesh.worker_svc.cpu_executor import CPUExecutor
 from pagemesh.worker_svc.kv_cache import KVCache
@@ -97,6 +103,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
         vocab_tokens=card.vocab_tokens,
         eos_token_ids=card.eos_token_ids,
         team=team,
+        grammars=new_grammars(folder, card),
     )
     return Runner(executor, batch, card, capacity)
 

@@ -12,10 +12,11 @@ from pagemesh.kernels.inputs import AttentionInputs
 from pagemesh.shared.engine_messages import NewRow
 from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
 from pagemesh.worker_svc.executor import Computed, at_once
+from pagemesh.worker_svc.grammars import Grammars
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
 from pagemesh.worker_svc.sampler import SampledRows, Sampler, no_rows
-from pagemesh.worker_svc.sampling_state import PENALISED, SamplingState
+from pagemesh.worker_svc.sampling_state import PENALISED, RULED, SamplingState
 from pagemesh.worker_svc.step_model import StepModel
 
 CPU = torch.device("cpu")
@@ -33,6 +34,7 @@ class CPUExecutor:
         vocab_tokens: int,
         eos_token_ids: list[int],
         team: Team | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._model = model
         self._kv = kv
@@ -44,6 +46,7 @@ class CPUExecutor:
             vocab_tokens=vocab_tokens,
             eos_token_ids=eos_token_ids,
             device=CPU,
+            grammars=grammars,
         )
         self._sampler = Sampler(self._sampling, team)
 
@@ -89,6 +92,9 @@ class CPUExecutor:
         slots = rows.slots[rows.samples]
         if tokens is None:
             tokens = torch.zeros(len(slots), dtype=torch.int64)
+        ruled = np.flatnonzero(self._sampling.needs[slots] & RULED)
+        if len(ruled):
+            self._sampling.grammars.advance(slots[ruled], tokens.numpy()[ruled])
         penalised = np.flatnonzero(self._sampling.needs[slots] & PENALISED)
         if len(penalised):
             chosen = tokens[torch.from_numpy(penalised)]

@@ -17,6 +17,7 @@ from torch import Tensor
 from pagemesh.kernels.sample_rows import PARAMS, Edits, SamplingInputs
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.worker_svc.batch import Ints
+from pagemesh.worker_svc.grammars import Grammars
 
 # What a row needs beyond its parameters. One bitwise-or over a batch's slots tells which work the
 # step can leave out.
@@ -26,7 +27,8 @@ MIN_TOKENS: Final = 4
 LOGPROBS: Final = 8
 PROMPT_LOGPROBS: Final = 16
 FILTERED: Final = 32
-ADJUSTED: Final = PENALISED | BIASED | MIN_TOKENS
+RULED: Final = 64
+ADJUSTED: Final = PENALISED | BIASED | MIN_TOKENS | RULED
 """Logits that are changed before sampling."""
 
 Needs = NDArray[np.uint8]
@@ -37,8 +39,8 @@ _NO_VALUES: Final = np.empty(0, np.float32)
 
 
 class HostSamplingState:
-    """What is kept of the slots' sampling parameters on any device: what each needs, its edits, and
-    its token counts (`n_count_rows` at first)."""
+    """What is kept of the slots' sampling parameters on any device: what each needs, its edits, its
+    token counts (`n_count_rows` at first), and how far it has followed its rule."""
 
     def __init__(
         self,
@@ -48,8 +50,11 @@ class HostSamplingState:
         eos_token_ids: list[int],
         device: torch.device,
         n_count_rows: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
+        """Without `grammars` a request with a rule fails."""
         self._vocab_tokens = vocab_tokens
+        self.grammars = grammars or Grammars(no_vocabulary, vocab_tokens)
         self._eos_token_ids = eos_token_ids
         self.needs = np.zeros(max_num_seqs, np.uint8)
         self.min_tokens = np.zeros(max_num_seqs, np.int64)
@@ -59,8 +64,10 @@ class HostSamplingState:
         self._banned: dict[int, Ints] = {}
         self.counts = TokenCounts(max_num_seqs, vocab_tokens, device, n_rows=n_count_rows)
 
-    def note(self, slot: int, params: SamplingParams) -> None:
-        """A request with `params` enters the slot."""
+    def note(
+        self, slot: int, params: SamplingParams, token_ids: Tensor | NDArray[np.int32], n_prompt: int
+    ) -> None:
+        """A request with `params` and all its known tokens enters the slot."""
         self.needs[slot] = _needs(params)
         self.min_tokens[slot] = params.min_tokens
         self.logprobs[slot] = params.logprobs or 0
@@ -72,6 +79,9 @@ class HostSamplingState:
         if params.min_tokens > 0:
             banned = sorted(filter(self._is_token, {*self._eos_token_ids, *params.stop_token_ids}))
             self._banned[slot] = np.array(banned, np.int64)
+        if params.structured_outputs is not None:
+            generated = token_ids[n_prompt:].tolist()
+            self.grammars.enter(slot, params.structured_outputs, generated)
 
     def _is_token(self, token: int) -> bool:
         """A model may name ids to stop at that it has no logits for; kernels check no bounds."""
@@ -82,30 +92,36 @@ class HostSamplingState:
             self.counts.leave(slot)
             self._biases.pop(slot, None)
             self._banned.pop(slot, None)
+            self.grammars.leave(slot)
 
     def clear(self) -> None:
+        self.grammars.clear()
         self._biases.clear()
         self._banned.clear()
         self.counts.clear()
 
     def edits(self, slots: Ints, n_output: Ints) -> Edits:
         """Biases, and bans of the tokens that must not end a request yet, for a step's rows."""
-        if not self._biases and not self._banned:
+        if not self._may_edit():
             return Edits(np.zeros(len(slots) + 1, np.int64), _NO_IDS, _NO_VALUES)
         needs = self.needs[slots]
         starts = np.zeros(len(slots) + 1, np.int64)
         ids, values = [_NO_IDS], [_NO_VALUES]
-        for row in np.flatnonzero(needs & (BIASED | MIN_TOKENS)).tolist():
+        for row in np.flatnonzero(needs & (BIASED | MIN_TOKENS | RULED)).tolist():
             for row_ids, row_values in self._edits_of(int(slots[row]), int(n_output[row])):
                 ids.append(row_ids)
                 values.append(row_values)
                 starts[row + 1] += len(row_ids)
         return Edits(starts.cumsum(), np.concatenate(ids), np.concatenate(values))
 
+    def _may_edit(self) -> bool:
+        return bool(self._biases or self._banned)
+
     def _edits_of(self, slot: int, n_output: int) -> Iterator[tuple[Ints, NDArray[np.float32]]]:
         if slot in self._biases:
             yield self._biases[slot]
-        if n_output < self.min_tokens[slot]:
+        # A rule that allows nothing but the end has the last word.
+        if n_output < self.min_tokens[slot] and not self.grammars.is_done(slot):
             banned = self._banned[slot]
             yield banned, np.full(len(banned), -np.inf, np.float32)
 
@@ -120,12 +136,14 @@ class SamplingState(HostSamplingState):
         vocab_tokens: int,
         eos_token_ids: list[int],
         device: torch.device,
+        grammars: Grammars | None = None,
     ) -> None:
         super().__init__(
             max_num_seqs=max_num_seqs,
             vocab_tokens=vocab_tokens,
             eos_token_ids=eos_token_ids,
             device=device,
+            grammars=grammars,
         )
         self._params = np.zeros(max_num_seqs, PARAMS)
 
@@ -133,7 +151,7 @@ class SamplingState(HostSamplingState):
         self, slot: int, params: SamplingParams, seed: int, token_ids: Tensor, n_prompt: int
     ) -> None:
         """`token_ids`: int32, all known tokens of the request, on the device."""
-        self.note(slot, params)
+        self.note(slot, params, token_ids, n_prompt)
         self._params[slot] = row_params(params, seed)
         if self.needs[slot] & PENALISED:
             self._params[slot]["count_row"] = self.counts.enter(slot, token_ids, n_prompt)
@@ -142,6 +160,16 @@ class SamplingState(HostSamplingState):
         """See Sampler."""
         params, edits, counts = self._params[slots], self.edits(slots, n_output), self.counts
         return SamplingInputs(params, positions, edits, counts.seen, counts.output_counts)
+
+    def _may_edit(self) -> bool:
+        return super()._may_edit() or not self.grammars.is_empty
+
+    def _edits_of(self, slot: int, n_output: int) -> Iterator[tuple[Ints, NDArray[np.float32]]]:
+        """What a rule does not allow is one more ban."""
+        yield from super()._edits_of(slot, n_output)
+        if self.needs[slot] & RULED:
+            banned = self.grammars.banned(slot)
+            yield banned, np.full(len(banned), -np.inf, np.float32)
 
 
 class TokenCounts:
@@ -229,6 +257,7 @@ def _needs(params: SamplingParams) -> int:
         MIN_TOKENS: params.min_tokens > 0,
         LOGPROBS: params.logprobs is not None,
         PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+        RULED: params.structured_outputs is not None,
         FILTERED: not params.is_greedy
         and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),
     }

@@ -18,7 +18,13 @@ from pagemesh.shared.errors import StartupError
 from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import Settings
-from pagemesh.worker_svc.books import DTYPES, bytes_of_weights, model_card, new_batch
+from pagemesh.worker_svc.books import (
+    DTYPES,
+    bytes_of_weights,
+    model_card,
+    new_batch,
+    new_grammars,
+)
 from pagemesh.worker_svc.cores import usable_cores
 from pagemesh.worker_svc.gpu.card import look_at, read_memory, require_card
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
@@ -229,6 +235,7 @@ class _Build:
             eos_token_ids=card.eos_token_ids,
             max_step_tokens=wanted.step_tokens,
             eager=eager,
+            grammars=new_grammars(self.folder, card),
         )
         return Runner(executor, batch, card, capacity), executor
 

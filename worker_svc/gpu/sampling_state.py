@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagemesh.kernels.gpu.row_params import PARAM_WORDS, ROW_WORDS
 from pagemesh.shared.sampling import SamplingParams
+from pagemesh.worker_svc.grammars import Grammars
 from pagemesh.worker_svc.sampling_state import (
     PENALISED,
     HostSamplingState,
@@ -32,6 +33,7 @@ class GPUSamplingState(HostSamplingState):
         vocab_tokens: int,
         eos_token_ids: list[int],
         device: torch.device,
+        grammars: Grammars | None = None,
     ) -> None:
         # All counts at once: a pool that cannot grow in the middle of a step fails everyone in it.
         super().__init__(
@@ -40,6 +42,7 @@ class GPUSamplingState(HostSamplingState):
             eos_token_ids=eos_token_ids,
             device=device,
             n_count_rows=max_num_seqs,
+            grammars=grammars,
         )
         self._device = device
 
@@ -47,7 +50,7 @@ class GPUSamplingState(HostSamplingState):
         self, slot: int, params: SamplingParams, seed: int, token_ids: Words, n_prompt: int
     ) -> Words:
         """The slot's row of the table; `token_ids`: all known tokens of the request."""
-        self.note(slot, params)
+        self.note(slot, params, token_ids, n_prompt)
         count_row = -1
         if self.needs[slot] & PENALISED:
             count_row = self.counts.enter(slot, upload(token_ids, self._device), n_prompt)

@@ -1,0 +1,133 @@
+"""Grammars over a model's vocabulary, by llguidance: checked where requests are checked, matched
+where tokens are drawn. Imported by the services that hold no torch, or no text, alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from numpy.typing import NDArray
+
+from pagemesh.shared.errors import PagemeshError, StartupError
+from pagemesh.shared.structured_outputs import StructuredOutputsParams
+
+TOKENIZER_FILE: Final = "tokenizer.json"
+MASK_BITS: Final = 32
+_MAX_THREADS: Final = 8
+# A rule that needs more is refused: a request must not hold a service for seconds.
+_LIMITS: Final = LLParserLimits(max_grammar_size=500_000, step_lexer_fuel=500_000)
+
+
+class GrammarError(PagemeshError):
+    """A rule cannot be followed. `reason` is for the one who wrote it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the rule cannot be followed: {reason}")
+        self.reason = reason
+
+
+class GrammarVocabulary:
+    """The tokens of a model as grammars see them. Immutable, so that threads may share it.
+
+    `vocab_tokens` is the width of the model's logits. Raises StartupError.
+    """
+
+    def __init__(self, folder: Path, vocab_tokens: int, eos_token_ids: list[int]) -> None:
+        path = folder / TOKENIZER_FILE
+        try:
+            # An empty list of ends would be the tokenizer's own guess.
+            ends = eos_token_ids or None
+            self.tokenizer = LLTokenizer(path.read_text("utf-8"), vocab_tokens, ends)
+        except (OSError, ValueError) as error:
+            raise StartupError(
+                f"{path} cannot be used for structured outputs ({error}): prepare the model again"
+            ) from error
+        self.vocab_tokens = vocab_tokens
+
+    def check(self, rule: StructuredOutputsParams) -> None:
+        """Raises GrammarError for a rule that no matcher could follow."""
+        fault = LLMatcher.validate_grammar(_grammar(rule), self.tokenizer, limits=_LIMITS)
+        if fault:
+            raise GrammarError(fault.strip().partition("\n\n")[0])
+
+    def matcher(self, rule: StructuredOutputsParams) -> Matcher:
+        """Raises GrammarError."""
+        return Matcher(self, rule)
+
+
+class Matcher:
+    """How far one answer has followed its rule."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, rule: StructuredOutputsParams) -> None:
+        self._begins_after = rule.begins_after
+        self.core = LLMatcher(vocabulary.tokenizer, _grammar(rule), log_level=0, limits=_LIMITS)
+        self._require_health()
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begins_after is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing but an end may follow."""
+        return bool(self.core.is_stopped())
+
+    def consume(self, tokens: list[int]) -> None:
+        """Raises GrammarError for a token that the rule does not allow. What follows an end is
+        passed over: steps run ahead of it."""
+        if not self.has_begun:
+            if self._begins_after not in tokens:
+                return
+            tokens = tokens[tokens.index(self._begins_after) + 1 :]
+            self._begins_after = None
+        if not self.is_done and self.core.try_consume_tokens(tokens) < len(tokens):
+            self._require_health()
+            if not self.is_done:
+                raise GrammarError(f"the tokens {tokens} are not allowed here")
+
+    def _require_health(self) -> None:
+        if self.core.is_error():
+            raise GrammarError(self.core.get_error())
+
+
+class MaskMaker:
+    """Which tokens may come next. Owner of the threads that find out."""
+
+    def __init__(self, vocab_tokens: int) -> None:
+        self._words = -(-vocab_tokens // MASK_BITS)
+        self._threads = LLExecutor(num_threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))))
+
+    def masks(self, matchers: list[Matcher]) -> NDArray[np.int32]:
+        """int32[N, ceil(V / 32)]: bit i of word w allows token 32 w + i.
+
+        Raises GrammarError when one of `matchers` can go no further.
+        """
+        masks = np.full((len(matchers), self._words), -1, np.int32)
+        begun = [(each.core, row) for row, each in enumerate(matchers) if each.has_begun]
+        if len(begun) == 1:
+            fill_next_token_bitmask(begun[0][0], masks, begun[0][1])
+        elif begun:
+            fill_next_token_bitmask_par(self._threads, begun, masks)
+        for core, _ in begun:
+            if core.is_error():
+                raise GrammarError(core.get_error())
+        return masks
+
+
+def banned_tokens(mask: NDArray[np.int32], vocab_tokens: int) -> NDArray[np.int64]:
+    """The ids that one row of masks does not allow."""
+    bits = np.unpackbits(mask.view(np.uint8), count=vocab_tokens, bitorder="little")
+    return np.flatnonzero(bits == 0)
+
+
+def _grammar(rule: StructuredOutputsParams) -> str:
+    """Raises GrammarError for what is no text of its notation."""
+    notation, text = rule.format_and_text
+    try:
+        return str(grammar_from(notation, text))
+    except Exception as error:  # llguidance raises what its parsers of each notation raise
+        raise GrammarError(str(error)) from error
