@@ -17,7 +17,7 @@ from torch import Tensor
 from pagemesh.kernels.sample_rows import PARAMS, Edits, SamplingInputs
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.worker_svc.batch import Ints
-from pagemesh.worker_svc.grammars import Grammars
+from pagemesh.worker_svc.grammars import Grammars, no_vocabulary
 
 # What a row needs beyond its parameters. One bitwise-or over a batch's slots tells which work the
 # step can leave out.
@@ -32,6 +32,8 @@ ADJUSTED: Final = PENALISED | BIASED | MIN_TOKENS | RULED
 """Logits that are changed before sampling."""
 
 Needs = NDArray[np.uint8]
+Known = Tensor | NDArray[np.int32]
+"""Token ids of a request, in the host's memory."""
 _FIRST_COUNT_ROWS: Final = 4
 _MAX_TOP_K: Final = 2**31 - 1
 _NO_IDS: Final = np.empty(0, np.int64)
@@ -65,7 +67,11 @@ class HostSamplingState:
         self.counts = TokenCounts(max_num_seqs, vocab_tokens, device, n_rows=n_count_rows)
 
     def note(
-        self, slot: int, params: SamplingParams, token_ids: Tensor | NDArray[np.int32], n_prompt: int
+        self,
+        slot: int,
+        params: SamplingParams,
+        token_ids: Tensor | NDArray[np.int32],
+        n_prompt: int,
     ) -> None:
         """A request with `params` and all its known tokens enters the slot."""
         self.needs[slot] = _needs(params)

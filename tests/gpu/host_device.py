@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "worker"))
+from tiny_grammars import tiny_grammars
 from worker_harness import Driver
 
 from pagemesh.kernels.activation import silu_mul
@@ -136,10 +137,11 @@ def new_driver(device: str, *, cpu: bool = False, eager: bool = False) -> Driver
     card = ModelCard(["tiny"], VOCAB, MAX_MODEL_LEN, BLOCK_TOKENS, "float32", [EOS], 1, "f", 0)
     capacity = Capacity(num_blocks, MAX_NUM_SEQS, MAX_STEP_TOKENS, 512, device)
     batch, names = new_batch(card, capacity), {"vocab_tokens": VOCAB, "eos_token_ids": [EOS]}
+    grammars = tiny_grammars(VOCAB, EOS)
     decoder = tiny_decoder(device)
     executor: CPUExecutor | GPUExecutor
     if cpu:
-        executor = CPUExecutor(decoder, kv, batch, **names)
+        executor = CPUExecutor(decoder, kv, batch, **names, grammars=grammars)
     else:
         executor = GPUExecutor(
             GPUDecoder(decoder, MAX_MODEL_LEN),
@@ -148,6 +150,7 @@ def new_driver(device: str, *, cpu: bool = False, eager: bool = False) -> Driver
             **names,
             max_step_tokens=MAX_STEP_TOKENS,
             eager=eager,
+            grammars=grammars,
         )
         executor.capture()
     return Driver(Runner(executor, batch, card, capacity), block_tokens=BLOCK_TOKENS)

@@ -15,6 +15,7 @@ from worker_harness import GREEDY, PROMPT, Driver
 
 from pagemesh.shared.engine_messages import Step
 from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.wire import unpack_ids
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.executor import GPUExecutor
@@ -29,6 +30,15 @@ PARAMS = [
     SamplingParams(temperature=0.7, frequency_penalty=0.8, presence_penalty=-0.4, logprobs=2),
     SamplingParams(temperature=1.1, min_tokens=6, logit_bias={EOS: 20.0, 40: -3.0}),
     SamplingParams(temperature=0.0, prompt_logprobs=3, logprobs=4),
+    SamplingParams(temperature=1.2, structured_outputs=StructuredOutputsParams(regex="([0-9][A-Z]+)+")),
+    SamplingParams(
+        temperature=0.9,
+        top_p=0.9,
+        repetition_penalty=1.2,
+        logprobs=2,
+        min_tokens=3,
+        structured_outputs=StructuredOutputsParams(choice=["[1,2]", "YES"]),
+    ),
 ]
 PENALISED = SamplingParams(temperature=0.0, frequency_penalty=1.0)
 LONGEST = 60

@@ -1,4 +1,4 @@
-"""The executor on a GPU. Nothing here waits for the device.
+"""The executor on a GPU. Nothing here waits for the device, but steps with rows that follow a rule.
 
 Steps are launched on one stream, in order, so whatever a step writes is there for the next: tokens
 go from the sampler into the batch's state and from there into the next step without the host having
@@ -28,10 +28,12 @@ from pagemesh.worker_svc.gpu.copy_out import CopyOut
 from pagemesh.worker_svc.gpu.decode_rows import DecodeRows
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
 from pagemesh.worker_svc.gpu.graphs import StepGraphs, decode_sizes, prompt_sizes
+from pagemesh.worker_svc.gpu.ruled_rows import RuledRows
 from pagemesh.worker_svc.gpu.sampler import GPUSampled, GPUSampler, HostRows
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
 from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWrites
 from pagemesh.worker_svc.gpu.step_words import StepWords, count_decodes
+from pagemesh.worker_svc.grammars import Grammars
 from pagemesh.worker_svc.kv_cache import KVCache
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
 from pagemesh.worker_svc.sampler import SampledRows
@@ -74,6 +76,7 @@ class GPUExecutor:
         eos_token_ids: list[int],
         max_step_tokens: int,
         eager: bool = False,
+        grammars: Grammars | None = None,
     ) -> None:
         """`eager`: all steps are launched kernel by kernel, without graphs."""
         n_slots, n_blocks = batch.tables.shape
@@ -94,8 +97,10 @@ class GPUExecutor:
             vocab_tokens=vocab_tokens,
             eos_token_ids=eos_token_ids,
             device=device,
+            grammars=grammars,
         )
         self._sampler = GPUSampler(self._sampling)
+        self._ruled = RuledRows(self._sampling)
         self._copy_out = CopyOut(device)
         most_tokens = max(max_step_tokens, n_slots)
         # One row more, for padding tokens.
@@ -161,6 +166,7 @@ class GPUExecutor:
         sampled = self._sample(rows, forward)
         computed = self._fetch(len(forward.logits), sampled, prompts)
         self._sampler.count(sampled)
+        self._ruled.sampled(rows.slots[rows.samples], computed)
         return computed
 
     def capture(self) -> None:
@@ -181,6 +187,7 @@ class GPUExecutor:
         self._words.place_padding(size)
         self._launch_prompts(size)
         del self._hidden[size]
+        self._sampler.launch_mask(self._logits[:1])
 
     @property
     def _graphs(self) -> list[StepGraphs]:
@@ -295,6 +302,8 @@ class GPUExecutor:
         slots = rows.slots[rows.samples]
         if forward.drawn is not None and not self._sampler.asks_more(slots):
             return GPUSampled(forward.drawn)
+        # First, since it waits for the tokens before: the forward pass runs meanwhile.
+        allowed = self._ruled.masks(slots)
         n_output = self._batch.known[slots] - self._batch.n_prompt[slots]
         result = forward.logits.new_empty((2, len(slots)), dtype=torch.int32)
         return self._sampler(
@@ -302,6 +311,7 @@ class GPUExecutor:
             HostRows(slots, n_output),
             SamplingRows(self._state.params, forward.slots, forward.positions),
             SampledTokens(result, self._state.token_ids),
+            allowed,
         )
 
     def _score_prompts(self, rows: Rows, hidden: Tensor) -> list[PromptScores]:

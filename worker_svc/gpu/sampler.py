@@ -6,13 +6,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pagemesh.kernels.gpu.grammar_mask import apply_masks
 from pagemesh.kernels.gpu.logprobs import token_logprobs
 from pagemesh.kernels.gpu.penalties import add_edits, apply_penalties, count_tokens, widen
 from pagemesh.kernels.gpu.row_params import SamplingRows
 from pagemesh.kernels.gpu.sampling import SampledTokens, sample_rows
 from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.shared.grammar import MASK_BITS
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
 from pagemesh.worker_svc.sampling_state import (
@@ -33,6 +36,13 @@ class HostRows(NamedTuple):
 
     slots: Ints
     n_output: Ints
+
+
+class RowMasks(NamedTuple):
+    """What the rules of int64[G] of a step's rows allow: int32[G, ceil(V / 32)] bits."""
+
+    rows: Ints
+    masks: NDArray[np.int32]
 
 
 class GPUSampled(NamedTuple):
@@ -67,14 +77,19 @@ class GPUSampler:
         sample_rows(logits, rows, out, filtered=False)
 
     def __call__(
-        self, logits: Tensor, host: HostRows, rows: SamplingRows, out: SampledTokens
+        self,
+        logits: Tensor,
+        host: HostRows,
+        rows: SamplingRows,
+        out: SampledTokens,
+        allowed: RowMasks | None = None,
     ) -> GPUSampled:
         """Sample from raw [R, V] logits, which stay as they are. Changes no state but the known
-        tokens, so that it may be done again."""
+        tokens, so that it may be done again. `allowed` is what rows with a rule need."""
         needs = self._state.needs[host.slots]
         any_needs = int(np.bitwise_or.reduce(needs, initial=0))
         edited = any_needs & ADJUSTED > 0
-        sampled_from = self._edit(logits, host, rows) if edited else logits
+        sampled_from = self._edit(logits, host, rows, allowed) if edited else logits
         filtered = any_needs & FILTERED > 0
         sample_rows(sampled_from, rows, out, filtered=filtered, edited=edited)
         sampled = self._with_logprobs(logits, host, out.result, needs)
@@ -107,7 +122,18 @@ class GPUSampler:
         logprobs, finite = token_logprobs(logits, rows, targets, top)
         return logprobs, finite.all()
 
-    def _edit(self, logits: Tensor, host: HostRows, rows: SamplingRows) -> Tensor:
+    def launch_mask(self, logits: Tensor) -> None:
+        """What rows with rules add to a step, on [1, V] logits that nobody reads."""
+        words = np.full((1, -(-logits.shape[1] // MASK_BITS)), -1, np.int32)
+        self._mask(widen(logits), RowMasks(np.zeros(1, np.int64), words))
+
+    def _mask(self, wide: Tensor, allowed: RowMasks) -> None:
+        rows = upload(allowed.rows.astype(np.int32), wide.device)
+        apply_masks(wide, rows, upload(allowed.masks, wide.device))
+
+    def _edit(
+        self, logits: Tensor, host: HostRows, rows: SamplingRows, allowed: RowMasks | None
+    ) -> Tensor:
         wide = widen(logits)
         starts, token_ids, values = self._state.edits(*host)
         if len(token_ids) > 0:
@@ -117,4 +143,6 @@ class GPUSampler:
         counts = self._state.counts
         if (self._state.needs[host.slots] & PENALISED).any():
             apply_penalties(wide, rows, counts.seen, counts.output_counts)
+        if allowed is not None:
+            self._mask(wide, allowed)
         return wide

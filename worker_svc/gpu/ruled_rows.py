@@ -1,0 +1,61 @@
+"""Rows that follow a rule, on a GPU: a step's masks need the tokens of the step before."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pagemesh.shared.grammar import Matcher
+from pagemesh.worker_svc.batch import Ints
+from pagemesh.worker_svc.executor import Computed
+from pagemesh.worker_svc.gpu.sampler import RowMasks
+from pagemesh.worker_svc.sampling_state import RULED, HostSamplingState
+
+
+class _Awaited(NamedTuple):
+    """Tokens on their way: entry i of `rows`, among those that a step sampled, is of `slots[i]`. A
+    slot may pass to another request meanwhile, so the matchers are named."""
+
+    rows: Ints
+    slots: Ints
+    matchers: list[Matcher]
+    computed: Computed
+
+
+class RuledRows:
+    """Follows what was sampled for rows with rules. Steps without such rows cost nothing here."""
+
+    def __init__(self, state: HostSamplingState) -> None:
+        self._state = state
+        self._awaited: list[_Awaited] = []
+
+    def masks(self, slots: Ints) -> RowMasks | None:
+        """What the rows of a step that sample may get, None without rules.
+
+        Waits for the device to have sampled what was launched before: to be called when the forward
+        pass that needs the masks is under way. Raises RuleBroken.
+        """
+        rows = self._ruled(slots)
+        if len(rows) == 0:
+            return None
+        self._catch_up()
+        return RowMasks(rows, self._state.grammars.masks(slots[rows]))
+
+    def sampled(self, slots: Ints, computed: Computed) -> None:
+        """A step that samples for `slots` was launched."""
+        rows = self._ruled(slots)
+        if len(rows) > 0:
+            matchers = self._state.grammars.matchers(slots[rows])
+            self._awaited.append(_Awaited(rows, slots[rows], matchers, computed))
+
+    def _ruled(self, slots: Ints) -> Ints:
+        return np.flatnonzero(self._state.needs[slots] & RULED)
+
+    def _catch_up(self) -> None:
+        awaited, self._awaited = self._awaited, []
+        for rows, slots, matchers, computed in awaited:
+            computed.wait()
+            tokens = computed.sampled.tokens[rows].tolist()
+            for slot, matcher, token in zip(slots.tolist(), matchers, tokens, strict=True):
+                self._state.grammars.advance_one(slot, matcher, token)
