@@ -3,21 +3,15 @@ where tokens are drawn. Imported by the services that hold no torch, or no text,
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
-from numpy.typing import NDArray
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from pagemesh.shared.errors import PagemeshError, StartupError
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 
 TOKENIZER_FILE: Final = "tokenizer.json"
-MASK_BITS: Final = 32
-_MAX_THREADS: Final = 8
 # A rule that needs more is refused: a request must not hold a service for seconds.
 _LIMITS: Final = LLParserLimits(max_grammar_size=500_000, step_lexer_fuel=500_000)
 
@@ -92,36 +86,6 @@ class Matcher:
     def _require_health(self) -> None:
         if self.core.is_error():
             raise GrammarError(self.core.get_error())
-
-
-class MaskMaker:
-    """Which tokens may come next. Owner of the threads that find out."""
-
-    def __init__(self, vocab_tokens: int) -> None:
-        self._words = -(-vocab_tokens // MASK_BITS)
-        self._threads = LLExecutor(num_threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))))
-
-    def masks(self, matchers: list[Matcher]) -> NDArray[np.int32]:
-        """int32[N, ceil(V / 32)]: bit i of word w allows token 32 w + i.
-
-        Raises GrammarError when one of `matchers` can go no further.
-        """
-        masks = np.full((len(matchers), self._words), -1, np.int32)
-        begun = [(each.core, row) for row, each in enumerate(matchers) if each.has_begun]
-        if len(begun) == 1:
-            fill_next_token_bitmask(begun[0][0], masks, begun[0][1])
-        elif begun:
-            fill_next_token_bitmask_par(self._threads, begun, masks)
-        for core, _ in begun:
-            if core.is_error():
-                raise GrammarError(core.get_error())
-        return masks
-
-
-def banned_tokens(mask: NDArray[np.int32], vocab_tokens: int) -> NDArray[np.int64]:
-    """The ids that one row of masks does not allow."""
-    bits = np.unpackbits(mask.view(np.uint8), count=vocab_tokens, bitorder="little")
-    return np.flatnonzero(bits == 0)
 
 
 def _grammar(rule: StructuredOutputsParams) -> str:

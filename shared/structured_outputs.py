@@ -16,8 +16,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, array_l
     object. Names and meaning are vLLM's.
 
     `begins_after` is the token behind which the rule holds, such as the one that ends a model's
-    reasoning; None: from the first on. Raises ValueError from the constructor; the text starts with
-    the name of the field at fault.
+    reasoning; None: from the first on. `given_as` is the field that a client wrote it in. Raises
+    ValueError from the constructor; the text starts with the name of the field at fault.
     """
 
     json: str | dict[str, Any] | None = None
@@ -26,6 +26,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, array_l
     grammar: str | None = None
     json_object: bool = False
     begins_after: int | None = None
+    given_as: str = "structured_outputs"
 
     def __post_init__(self) -> None:
         if isinstance(self.json, dict):

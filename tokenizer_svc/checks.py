@@ -99,3 +99,5 @@ def check_params(params: SamplingParams, text_model: TextModel) -> None:
             f"stop takes at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters",
             param="stop",
         )
+    if params.structured_outputs is not None:
+        text_model.rules.check(params.structured_outputs)

@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from pagemesh.shared.errors import RequestError, StartupError
+from pagemesh.shared.grammar import TOKENIZER_FILE
 from pagemesh.shared.messages import Prompt
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.decode import TextDecoder, incremental_decoder
 from pagemesh.tokenizer_svc.messages import content_forms, normalise
+from pagemesh.tokenizer_svc.rules import Rules
 from pagemesh.tokenizer_svc.templates import ChatTemplate
 from pagemesh.tokenizer_svc.vocabulary import Vocabulary
 
-TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
 _CONTINUE_MARK: Final = "continue-here-5d1f "
 
@@ -30,6 +31,7 @@ class TextModel:
         self.prepared = prepared
         self.names: Final = settings.model.served_model_name or [prepared.name]
         self.vocabulary = _load_vocabulary(folder / TOKENIZER_FILE)
+        self.rules = Rules(folder, prepared)
         self._template = _load_template(folder / TEMPLATE_FILE, prepared)
         self._forms = content_forms(self._template) if self._template is not None else {}
 

@@ -8,15 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.shared.errors import PagemeshError
-from pagemesh.shared.grammar import (
-    GrammarError,
-    GrammarVocabulary,
-    MaskMaker,
-    Matcher,
-    banned_tokens,
-)
+from pagemesh.shared.grammar import GrammarError, GrammarVocabulary, Matcher
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.worker_svc.batch import Ints
+from pagemesh.worker_svc.grammar_masks import MaskMaker, banned_tokens
 
 
 class RuleBroken(PagemeshError):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from pagemesh.gateway.openai.structured import structured_outputs
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.sampling import SamplingParams
@@ -107,8 +108,9 @@ def _build(
     given = {name: getattr(request, name) for name in _SAME_NAME}
     given = {name: value for name, value in given.items() if value is not None}
     logit_bias = _logit_bias(request.logit_bias or {}, card)
+    rule = structured_outputs(request)
     try:
-        return SamplingParams(**(given | fields), logit_bias=logit_bias)
+        return SamplingParams(**(given | fields), logit_bias=logit_bias, structured_outputs=rule)
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         param = limit_name if name == "max_tokens" else name

@@ -53,6 +53,12 @@ class GenerationRequest(Struct, kw_only=True):
     cache_salt: str | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):

@@ -30,7 +30,9 @@ PARAMS = [
     SamplingParams(temperature=0.7, frequency_penalty=0.8, presence_penalty=-0.4, logprobs=2),
     SamplingParams(temperature=1.1, min_tokens=6, logit_bias={EOS: 20.0, 40: -3.0}),
     SamplingParams(temperature=0.0, prompt_logprobs=3, logprobs=4),
-    SamplingParams(temperature=1.2, structured_outputs=StructuredOutputsParams(regex="([0-9][A-Z]+)+")),
+    SamplingParams(
+        temperature=1.2, structured_outputs=StructuredOutputsParams(regex="([0-9][A-Z]+)+")
+    ),
     SamplingParams(
         temperature=0.9,
         top_p=0.9,

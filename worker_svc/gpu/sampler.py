@@ -15,9 +15,9 @@ from pagemesh.kernels.gpu.penalties import add_edits, apply_penalties, count_tok
 from pagemesh.kernels.gpu.row_params import SamplingRows
 from pagemesh.kernels.gpu.sampling import SampledTokens, sample_rows
 from pagemesh.kernels.logprobs import Logprobs
-from pagemesh.shared.grammar import MASK_BITS
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
+from pagemesh.worker_svc.grammar_masks import MASK_BITS
 from pagemesh.worker_svc.sampling_state import (
     ADJUSTED,
     FILTERED,
