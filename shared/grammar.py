@@ -90,8 +90,7 @@ class Matcher:
 
 def _grammar(rule: StructuredOutputsParams) -> str:
     """Raises GrammarError for what is no text of its notation."""
-    notation, text = rule.format_and_text
     try:
-        return str(grammar_from(notation, text))
+        return str(grammar_from(*rule.notation_and_text))
     except Exception as error:  # llguidance raises what its parsers of each notation raise
         raise GrammarError(str(error)) from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
+
+Notation = Literal["choice", "regex", "grammar", "json_schema"]
 
 _ANY_OBJECT: Final = '{"type": "object"}'
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
@@ -43,7 +45,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, array_l
             raise ValueError("choice must hold at least one string, and none that is empty")
 
     @property
-    def format_and_text(self) -> tuple[str, str]:
+    def notation_and_text(self) -> tuple[Notation, str]:
         """The notation of the rule, and the rule in it."""
         if self.choice is not None:
             return "choice", msgspec.json.encode(self.choice).decode()

@@ -43,7 +43,7 @@ def _built(name: str, rule: dict[str, Any]) -> StructuredOutputsParams:
         built = StructuredOutputsParams(**rule, given_as=name)
     except ValueError as error:
         raise _bad(name, f"is no rule: {error}") from error
-    _, text = built.format_and_text
+    _, text = built.notation_and_text
     if len(text) > MAX_RULE_CHARS:
         raise _bad(name, f"has {len(text)} characters; at most {MAX_RULE_CHARS} are taken")
     return built

@@ -84,9 +84,9 @@ def load_on_gpu(
     config = DecoderConfig.from_folder(folder)
     require_served(settings, config)
     wanted = wanted_of(settings, config)
-    build = _Build(settings, prepared, config, device, look_at(device), wanted)
+    build = _Build(settings, folder, prepared, config, device, look_at(device), wanted)
     try:
-        return build.run(folder, stages, code_folder)
+        return build.run(stages, code_folder)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise StartupError(ran_out(prepared.name, build.card)) from error
@@ -120,17 +120,18 @@ def wanted_of(settings: Settings, config: DecoderConfig) -> Wanted:
 @dataclass(frozen=True, slots=True)
 class _Build:
     settings: Settings
+    folder: Path
     prepared: PreparedModel
     config: DecoderConfig
     device: torch.device
     card: Card
     wanted: Wanted
 
-    def run(self, folder: Path, stages: Stages, code_folder: Path | None) -> Runner:
+    def run(self, stages: Stages, code_folder: Path | None) -> Runner:
         name = self.prepared.name
         stages.enter("weights", f"loading the weights of {name}")
         before = read_memory(self.device)
-        model = self._load(folder, stages)
+        model = self._load(stages)
         loaded = read_memory(self.device)
         # Others may have given some back meanwhile.
         weights_bytes = max(before.free_bytes - loaded.free_bytes, loaded.allocated_bytes)
@@ -155,11 +156,11 @@ class _Build:
     def _eager(self) -> bool:
         return self.settings.parallel.enforce_eager
 
-    def _load(self, folder: Path, stages: Stages) -> GPUDecoder:
+    def _load(self, stages: Stages) -> GPUDecoder:
         sizes = (bytes_of_weights(self.config, dtype) for dtype in (self._dtype, _NARROW))
         check_weights(self.prepared.name, self.card, *sizes)
         decoder = Decoder(self.config, dtype=self._dtype, device=self.device)
-        fill_decoder(decoder, folder, self.prepared, stages.doing)
+        fill_decoder(decoder, self.folder, self.prepared, stages.doing)
         longest = longest_tokens(self.wanted.max_model_len, self.wanted.model_max_tokens)
         return GPUDecoder(decoder.eval(), longest)
 
