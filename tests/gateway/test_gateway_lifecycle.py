@@ -441,3 +441,25 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(
         assert (status, answer["error"]["type"]) == (503, "server_error")
         talk.delta("two", [2], finish_reason="stop")
         assert (await read_events(response))[-1] == "[DONE]"
+
+
+async def test_a_balancer_has_time_to_notice(settings: Settings) -> None:
+    """A gateway that leaves says so at /ready, takes requests a little longer, then none."""
+    noticed = msgspec.structs.replace(
+        settings, gateway=msgspec.structs.replace(settings.gateway, drain_notice_s=1.0)
+    )
+    async with running_gateway(noticed) as gateway, fake_tokenizer(settings) as tokenizer:
+        while (await gateway.get("/ready"))[0] != 200:
+            pass
+        leaving = asyncio.create_task(gateway.core.drain())
+        while (await gateway.get("/ready"))[0] != 503:
+            pass
+        asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "late"}))
+        talk = await tokenizer.asked.get()
+        await asyncio.sleep(1.0)
+        assert (await gateway.post(COMPLETIONS, {"prompt": "too late"}))[0] == 503
+        assert not leaving.done()
+        talk.accept()
+        talk.delta("x", [1], finish_reason="stop")
+        assert (await asking)[0] == 200
+        await leaving
