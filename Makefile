@@ -10,7 +10,7 @@ TRITON := triton==3.6.0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 
-.PHONY: serve test lint docs format clean
+.PHONY: serve test compose lint docs format clean
 
 serve: $(VENV)/serve.installed
 	@$(BIN)/pagemesh serve $(MODEL) $(ARGS)
@@ -18,6 +18,10 @@ serve: $(VENV)/serve.installed
 # Two processes: many tests wait, and those that compute leave a core now and then.
 test: $(VENV)/dev.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# compose.yaml at length, its containers being network namespaces: root, iproute2 and haproxy.
+compose: $(VENV)/dev.installed
+	$(BIN)/python -m pytest -n 0 tests/deploy/compose_check.py $(ARGS)
 
 # mypy follows no import hooks, so it reads the packages through a tree of links.
 lint: $(VENV)/dev.installed

