@@ -43,10 +43,15 @@ class Container:
         self.host = host
         self.log = log
         self._check = what.health_check
+        self._command = host.command(*what.command)
         self._environ = {**what.environment, "PATH": os.environ["PATH"], "HOME": str(Path.home())}
-        with log.open("w") as output:
-            self.process = subprocess.Popen(
-                guarded(host.command(*what.command)),
+        self._is_over = service.spec.get("restart") == "no"
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("a") as output:
+            return subprocess.Popen(
+                guarded(self._command),
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -57,10 +62,13 @@ class Container:
     def runs(self) -> bool:
         return self.process.poll() is None
 
+    def tend(self) -> None:
+        """Start it again if it ended by itself, as `restart: unless-stopped` has it."""
+        if not self.runs and not self._is_over:
+            self.process = self._start()
+
     def is_healthy(self) -> bool:
-        """What the health check says now; True without one. Raises RuntimeError if it has ended."""
-        if not self.runs:
-            raise RuntimeError(f"{self.host.name} has ended:\n{self.log.read_text()}")
+        """What the health check says now; True without one."""
         if not self._check:
             return True
         check = self.host.command(*self._check)
@@ -74,12 +82,17 @@ class Container:
 
     def stop(self) -> int:
         """As `docker stop`: a signal, patience, SIGKILL. The exit code."""
+        self._is_over = True
         self.process.send_signal(_STOP_SIGNALS.get(self.service.image, signal.SIGTERM))
         try:
             return self.process.wait(self.service.stop_grace_s)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+            return self.kill()
+
+    def kill(self) -> int:
+        self._is_over = True
+        self.process.kill()
+        return self.process.wait()
 
 
 class Composition:
@@ -98,7 +111,7 @@ class Composition:
     def up(self, scale: Mapping[str, int] | None = None) -> None:
         """Start every service, each after what it depends on, and wait until all are healthy.
 
-        Raises RuntimeError when one ends, TimeoutError when one is not healthy in time.
+        Raises RuntimeError when `prepare` fails, TimeoutError when one is not healthy in time.
         """
         for name in self._order():
             for _ in range((scale or {}).get(name, 1)):
@@ -133,9 +146,13 @@ class Composition:
 
     def kill(self, container: Container) -> None:
         """It dies, and its name with it."""
-        container.process.kill()
-        container.process.wait()
+        container.kill()
         self._announce(container.service.name)
+
+    def tend(self) -> None:
+        """Start again what ended by itself."""
+        for container in self.containers:
+            container.tend()
 
     def running(self, name: str) -> list[Container]:
         return [each for each in self.containers if each.service.name == name and each.runs]
@@ -151,8 +168,7 @@ class Composition:
 
     def close(self) -> None:
         for container in self.containers:
-            container.process.kill()
-            container.process.wait()
+            container.kill()
         self._names.close()
 
     def _order(self) -> list[str]:
@@ -193,9 +209,10 @@ def composition(
 
 
 def wait_healthy(container: Container) -> None:
-    """Raises TimeoutError when it is not healthy in time, RuntimeError when it has ended."""
+    """Raises TimeoutError when it is not healthy in time."""
     deadline_s = time.monotonic() + HEALTHY_TIMEOUT_S
     while not container.is_healthy():
+        container.tend()
         if time.monotonic() > deadline_s:
             raise TimeoutError(
                 f"{container.host.name} is not healthy:\n{container.log.read_text()}"

@@ -1,6 +1,7 @@
 """Models of the Hugging Face Hub, through huggingface_hub and its cache.
 
-`HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME` and `HF_HUB_OFFLINE` act as everywhere else.
+`HF_ENDPOINT`, `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`), `HF_HOME` and `HF_HUB_OFFLINE` act as
+everywhere else.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 import requests
-from composed import KEY, ROOT, Mesh, composed_mesh, wait_for, why_no_containers
+from composed import KEY, ROOT, Mesh, composed_mesh, why_no_containers
 
 SCALE: Final = {"gateway": 3, "tokenizer": 2, "scheduler": 2, "worker": 2}
 N_STREAMS: Final = 8
@@ -64,7 +64,9 @@ class Load:
     def wait_for_more(self) -> None:
         """Until each thread has had another stream, or one has failed."""
         goal = len(self.texts) + N_STREAMS
-        wait_for(lambda: len(self.texts) >= goal or any(each.done() for each in self._running), 200)
+        self._mesh.wait_for(
+            lambda: len(self.texts) >= goal or any(each.done() for each in self._running)
+        )
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -74,7 +76,7 @@ class Load:
 def test_under_load_it_scales_down_and_loses_one_of_each(folder: Path) -> None:
     """All but the streams of a killed gateway, which are its own."""
     with composed_mesh(folder, {}, scale=SCALE) as mesh:
-        wait_for(lambda: mesh.engines() == SCALE["worker"])
+        mesh.wait_for(lambda: mesh.engines() == SCALE["worker"])
         containers = mesh.containers
         changes: list[Callable[[], object]] = [
             lambda: containers.stop(containers.running("gateway")[0]),
@@ -87,6 +89,7 @@ def test_under_load_it_scales_down_and_loses_one_of_each(folder: Path) -> None:
             lambda: containers.stop(containers.running("worker")[0]),
         ]
         told = mesh.stream(mesh.model)
+        assert mesh.in_flight_after_first_token() == 1
         with Load(mesh) as load:
             for change in changes:
                 change()

@@ -24,6 +24,8 @@ from parts.netns import network, why_not
 KEY: Final = "key-of-the-clients"
 SECRETS: Final = {"PAGEMESH_MESH_SECRET": "secret-of-the-mesh", "PAGEMESH_API_KEY": KEY}
 PROMPT: Final = "a page table maps"
+ENGINES: Final = "vllm:num_requests_running"
+TIMEOUT_S: Final = 180.0
 _POLL_S: Final = 0.1
 
 
@@ -42,7 +44,10 @@ class Mesh:
         self.balancer = containers.only("balancer").host.address
         # No retries: what the balancer does not hide, nothing hides.
         self.client = OpenAI(
-            base_url=f"http://{self.balancer}:8000/v1", api_key=KEY, max_retries=0, timeout=60
+            base_url=f"http://{self.balancer}:8000/v1",
+            api_key=KEY,
+            max_retries=0,
+            timeout=TIMEOUT_S,
         )
 
     def complete(self) -> str:
@@ -60,6 +65,18 @@ class Mesh:
             stream=True,
         )
         return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+    def in_flight_after_first_token(self) -> float:
+        """Requests that the gateways still work on when the first token of a long stream is here:
+        none if somebody on the way collects what passes."""
+        stream = self.client.completions.create(
+            model=self.model, prompt=PROMPT, max_tokens=400, stream=True
+        )
+        with stream:
+            next(iter(stream))
+            gateways = self.containers.running("gateway")
+            scrapes = [self._scrape(each.host.address, 8000) for each in gateways]
+        return sum(scrape.total("pagemesh_requests_in_flight") for scrape in scrapes)
 
     @property
     def model(self) -> str:
@@ -81,11 +98,16 @@ class Mesh:
         scrape = self._scrape(gateway, 8000)
         return scrape.total("http_requests_total", handler="/v1/completions", code="200")
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Meanwhile containers that end by themselves are started again."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline_s, f"not within {TIMEOUT_S} s"
+            self.containers.tend()
+            time.sleep(_POLL_S)
+
     def _scrape(self, address: str, port: int) -> Scrape:
         return Scrape.of(requests.get(f"http://{address}:{port}/metrics", timeout=10).text)
-
-
-ENGINES: Final = "vllm:num_requests_running"
 
 
 @contextmanager
@@ -99,12 +121,5 @@ def composed_mesh(
         containers.up(scale)
         with net.hub.entered():
             mesh = Mesh(containers)
-            wait_for(lambda: mesh.gateways_in_use() == len(containers.running("gateway")))
+            mesh.wait_for(lambda: mesh.gateways_in_use() == len(containers.running("gateway")))
             yield mesh
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s"
-        time.sleep(_POLL_S)

@@ -105,6 +105,7 @@ def hub(tiny_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     hub.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     # The environment is read when huggingface_hub is imported; other tests may have done that.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -167,13 +168,16 @@ def test_missing_model_is_a_sentence(options: Options) -> None:
         prepare(options("nobody/nothing"))
 
 
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_gated_model_needs_the_token(
-    hub: FakeHub, options: Options, monkeypatch: pytest.MonkeyPatch
+    hub: FakeHub, options: Options, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     hub.token = "hf_right"
     with pytest.raises(StartupError, match=r"is gated: .* set HF_TOKEN"):
         prepare(options(REPO))
-    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    # As compose passes on what is not set.
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv(variable, "hf_right")
     assert load_prepared(prepare(options(REPO))).name == REPO
 
 
