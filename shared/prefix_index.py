@@ -278,7 +278,15 @@ class PrefixIndex:
         Returns which second byte to go on with; N_FIRST when all were seen.
         """
         most = MAX_HOLDERS * _HOLDER_BYTES
-        further = [first, second, held, most, _MAX_VISITED, self._engines, SHARD_STEP]
+        further: list[bytes | str | int] = [
+            first,
+            second,
+            held,
+            most,
+            _MAX_VISITED,
+            self._engines,
+            SHARD_STEP,
+        ]
         return await self._own(self._rewrite, claim, further)
 
     async def depths(self, keys: bytes) -> dict[int, int]:

@@ -52,7 +52,7 @@ class RecentBlocks:
 
     def _forget(self, now_s: float) -> None:
         over = len(self._placed_s) - self._limit
-        old = []
+        old: list[bytes] = []
         for content, placed_s in self._placed_s.items():
             if len(old) >= over and now_s - placed_s <= RECENT_S:
                 break
