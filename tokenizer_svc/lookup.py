@@ -59,17 +59,20 @@ class Lookup:
     async def depths(self, keys: bytes) -> dict[int, int] | None:
         """Engine number → how many leading blocks of `keys` it holds; None without an answer."""
         if len(self._out) >= MAX_LOOKUPS:
-            return self._unanswered(f"{MAX_LOOKUPS} lookups are out")
+            self._unanswered(f"{MAX_LOOKUPS} lookups are out")
+            return None
         task = asyncio.create_task(self._ask(keys), name="lookup")
         self._out.add(task)
         task.add_done_callback(self._end)
         done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
         if not done:
-            return self._unanswered(f"no answer within {PATIENCE_S * 1e3:g} ms")
+            self._unanswered(f"no answer within {PATIENCE_S * 1e3:g} ms")
+            return None
         try:
             depths = task.result()
         except AWAY as error:
-            return self._unanswered(str(error) or "no answer")
+            self._unanswered(str(error) or "no answer")
+            return None
         (self._metrics.hits if depths else self._metrics.misses).inc()
         return depths
 
