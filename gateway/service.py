@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -15,6 +18,7 @@ from pagemesh.gateway.app import (
     word_errors,
 )
 from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.desired_workers import DesiredWorkers
 from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
@@ -28,11 +32,13 @@ from pagemesh.gateway.routing import Router
 from pagemesh.gateway.upstream import Upstream
 from pagemesh.shared.access import client_access, guarding
 from pagemesh.shared.ledger import LedgerCollector
-from pagemesh.shared.metrics import EngineCollector
+from pagemesh.shared.metrics import DesiredWorkersCollector, EngineCollector
 from pagemesh.shared.peers import Peers
 from pagemesh.shared.routes import read_routes
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
+
+DEMAND_PERIOD_S: Final = 1.0
 
 
 def middlewares(settings: Settings) -> list[Middleware]:
@@ -64,6 +70,8 @@ class GatewayService:
         self.middlewares: tuple[Middleware, ...] = (counting(metrics),)
         self._runtime = runtime
         self._leaving = False
+        self._desired = DesiredWorkers(runtime.settings.mesh.scale_down_after_s)
+        runtime.metrics.register(DesiredWorkersCollector(self._desired_workers))
         runtime.metrics.register(EngineCollector(directory.engines))
         runtime.metrics.register(LedgerCollector(metrics.requests.ledger))
         runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
@@ -96,9 +104,20 @@ class GatewayService:
                 group.create_task(peers.run(), name="peers")
                 group.create_task(self.backend.keep_alive.run(), name="keep-alive")
                 group.create_task(self.backend.route_store.run(), name="routes")
+                group.create_task(self._watch_demand(), name="demand")
         finally:
             self._fail_all()
             self.backend.offload.close()
+
+    def _desired_workers(self) -> Mapping[str, int]:
+        self._desired.update(self.backend.directory.engines(), time.monotonic())
+        return self._desired.by_model()
+
+    async def _watch_demand(self) -> None:
+        """Until cancelled. The figure depends on what was, whether anybody asks for it or not."""
+        while True:
+            self._desired_workers()
+            await asyncio.sleep(DEMAND_PERIOD_S)
 
     async def drain(self) -> None:
         """A balancer that has not noticed yet is still answered for drain_notice_s."""

@@ -14,6 +14,15 @@ import structlog
 import uvloop
 from msgspec.structs import replace
 
+from pagemesh.autoscale import (
+    Autoscaler,
+    Bounds,
+    autoscale,
+    bounds_of,
+    check_cores,
+    with_most_workers,
+    with_workers,
+)
 from pagemesh.banner import banner
 from pagemesh.children import SERVICES, line_writer, service_spec, service_specs
 from pagemesh.embedded_valkey import embedded_valkey
@@ -48,8 +57,10 @@ def serve_mesh(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    settings = _complete(settings)
+    bounds = bounds_of(settings)
+    settings = _complete(with_most_workers(settings, bounds))
     devices = await worker_devices(settings)
+    check_cores(bounds, devices)
     with _Stops() as stops, held_port(settings):
         exit_code = await _until_stop(_prepare(settings), stops.first)
         if exit_code != 0:
@@ -57,7 +68,7 @@ async def _serve(settings: Settings) -> int:
         with _registry(settings) as (settings, valkey):
             supervisor = Supervisor(line_writer(settings))
             try:
-                running = _run_mesh(supervisor, settings, valkey, devices)
+                running = _run_mesh(supervisor, settings, valkey, devices, bounds)
                 await _until_stop(running, stops.first)
             finally:
                 await _stop(supervisor, settings, stops)
@@ -156,17 +167,27 @@ def _registry(settings: Settings) -> Iterator[tuple[Settings, ChildSpec | None]]
 
 
 async def _run_mesh(
-    supervisor: Supervisor, settings: Settings, valkey: ChildSpec | None, devices: list[str]
+    supervisor: Supervisor,
+    settings: Settings,
+    valkey: ChildSpec | None,
+    devices: list[str],
+    bounds: Bounds | None,
 ) -> None:
     """Start everything, say when it is ready, and watch it until cancelled."""
     if valkey is not None:
         supervisor.start(valkey)
         await first(supervisor.watch(), wait_for_registry(settings))
-    for service in SERVICES:
-        supervisor.start(*service_specs(service, settings, devices))
-    await first(supervisor.watch(), wait_until_ready(settings))
+    workers = service_specs("worker", settings, devices)
+    n_workers = len(workers) if bounds is None else bounds.low
+    group = supervisor.start(*workers[:n_workers])
+    for service in SERVICES[1:]:
+        supervisor.start(*service_specs(service, settings))
+    await first(supervisor.watch(), wait_until_ready(with_workers(settings, n_workers)))
     supervisor.mark_ready()
     print(banner(settings, _model_names(settings)), flush=True)
+    if bounds is not None:
+        scaler = Autoscaler(supervisor, group, workers, bounds, _grace_s(settings))
+        await first(supervisor.watch(), autoscale(scaler, settings))
     hint = await idle_gpus(settings)
     if hint is not None:
         print(f"{hint}\n", flush=True)
@@ -176,14 +197,17 @@ async def _run_mesh(
 async def _stop(supervisor: Supervisor, settings: Settings, stops: _Stops) -> None:
     """In order and with patience; at once when a second signal comes."""
     log.info("stopping", again="once more to stop at once")
-    grace_s = settings.mesh.drain_timeout_s + STOP_GRACE_S
-    stopping = asyncio.create_task(supervisor.stop(grace_s))
+    stopping = asyncio.create_task(supervisor.stop(_grace_s(settings)))
     hurry = asyncio.create_task(stops.second.wait())
     await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():
         supervisor.kill()
     hurry.cancel()
     await stopping
+
+
+def _grace_s(settings: Settings) -> float:
+    return settings.mesh.drain_timeout_s + STOP_GRACE_S
 
 
 def _model_names(settings: Settings) -> list[str]:

@@ -67,6 +67,7 @@ class Child:
         self.spec = spec
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.sentence: str | None = None
+        self.retired = False
         self._write_line = write_line
         self._process: asyncio.subprocess.Process | None = None
 
@@ -134,17 +135,41 @@ class Supervisor:
     def __init__(self, write_line: WriteLine) -> None:
         self._write_line = write_line
         self._groups: list[list[Child]] = []
-        self._keepers: set[asyncio.Task[None]] = set()
+        self._keepers: dict[Child, asyncio.Task[None]] = {}
+        self._failures: asyncio.Queue[BaseException] = asyncio.Queue()
         self._ready = False
         self._stopping = False
 
-    def start(self, *specs: ChildSpec) -> None:
-        """What is started together is stopped together."""
-        group = [Child(spec, self._write_line) for spec in specs]
+    def start(self, *specs: ChildSpec) -> list[Child]:
+        """What is started together is stopped together: it is one group."""
+        group: list[Child] = []
         self._groups.append(group)
-        for child in group:
-            keeper = asyncio.create_task(self._keep(child), name=f"keep-{child.spec.name}")
-            self._keepers.add(keeper)
+        for spec in specs:
+            self.start_in(group, spec)
+        return group
+
+    def start_in(self, group: list[Child], spec: ChildSpec) -> Child:
+        """Start one more child of a group."""
+        child = Child(spec, self._write_line)
+        group.append(child)
+        keeper = asyncio.create_task(self._keep(child), name=f"keep-{spec.name}")
+        self._keepers[child] = keeper
+        keeper.add_done_callback(self._note_failure)
+        return child
+
+    async def retire(self, group: list[Child], child: Child, grace_s: float) -> None:
+        """Stop one child of a group for good; nobody starts it again."""
+        child.retired = True
+        await child.stop(grace_s)
+        keeper = self._keepers.pop(child)
+        await asyncio.wait({keeper}, timeout=2 * _LAST_OUTPUT_S)
+        keeper.cancel()  # it may wait for the time of a restart
+        group.remove(child)
+
+    def _note_failure(self, keeper: asyncio.Task[None]) -> None:
+        error = None if keeper.cancelled() else keeper.exception()
+        if error is not None:
+            self._failures.put_nowait(error)
 
     def mark_ready(self) -> None:
         """The mesh has worked once: from now on a child that ends is restarted for ever."""
@@ -152,18 +177,17 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Wait for a child that cannot start. Raises StartupError or ChildFailed."""
-        done, _ = await asyncio.wait(self._keepers, return_when=asyncio.FIRST_COMPLETED)
-        for keeper in done:
-            keeper.result()
+        raise await self._failures.get()
 
     async def stop(self, grace_s: float) -> None:
         """Stop the children, the last started first; those started together at the same time."""
         self._stopping = True
         for group in reversed(self._groups):
             await asyncio.gather(*(child.stop(grace_s) for child in group))
-        for keeper in self._keepers:
+        keepers = list(self._keepers.values())
+        for keeper in keepers:
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*keepers, return_exceptions=True)
 
     def kill(self) -> None:
         self._stopping = True
@@ -175,7 +199,7 @@ class Supervisor:
         while not self._stopping:
             started_s = time.monotonic()
             exit_code = await child.run_once()
-            if self._stopping:
+            if self._stopping or child.retired:
                 return
             failures = 1 if time.monotonic() - started_s > STABLE_S else failures + 1
             if not self._ready:

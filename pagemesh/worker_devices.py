@@ -40,11 +40,13 @@ def divide_devices(settings: Settings, devices: list[str]) -> list[str]:
         raise SettingsError(
             f"{_asked(settings)} need a GPU each, and {len(devices)} can be seen: lower it, let "
             f"{VISIBLE} list more, or take --device cpu, whose cores they share",
-            key="workers",
+            key="workers" if settings.mesh.autoscale is None else "autoscale",
         )
     return devices[:wanted]
 
 
 def _asked(settings: Settings) -> str:
+    if settings.mesh.autoscale is not None:
+        return f"--autoscale {settings.mesh.autoscale}"
     each, models = settings.mesh.workers, len(listed_models(settings.model))
     return f"--workers {each}" if models == 1 else f"{each} workers for each of {models} models"

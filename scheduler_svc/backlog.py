@@ -35,10 +35,13 @@ class Pace:
     def wait_s(self, n_waiting: int, now_s: float) -> float:
         """Until `n_waiting` requests have left the queue, 1 to 60 seconds; 1 when nothing is known
         yet."""
+        return min(max(self.queue_s(n_waiting, now_s), _DEFAULT_WAIT_S), _LONGEST_WAIT_S)
+
+    def queue_s(self, n_waiting: int, now_s: float) -> float:
+        """The same without bounds; 0 when nothing is known yet."""
         if not self._admitted_s:
-            return _DEFAULT_WAIT_S
-        a_request_s = (now_s - self._admitted_s[0]) / len(self._admitted_s)
-        return min(max(n_waiting * a_request_s, _DEFAULT_WAIT_S), _LONGEST_WAIT_S)
+            return 0.0
+        return n_waiting * (now_s - self._admitted_s[0]) / len(self._admitted_s)
 
 
 class Backlog:
@@ -78,6 +81,10 @@ class Backlog:
             self._lifecycle.turn_away(request, error.to_wire())
         if late:
             notices.waited_too_long(late, longest_s)
+
+    def queue_s(self, now_s: float) -> float:
+        """Until all that wait are begun, at the present pace."""
+        return self.pace.queue_s(self._lifecycle.n_waiting, now_s)
 
     def _displaced_by(self, newcomer: Request) -> list[Request] | None:
         """Who has to go for the newcomer to fit; None when not enough may."""

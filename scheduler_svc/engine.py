@@ -251,6 +251,7 @@ class Engine:
             steps=counters.steps.so_far(),
             prefill_tokens=self._prefill_tokens(),
             pace=self._pace.pace(),
+            queue_s=self._backlog.queue_s(self._last_event_s),
         )
 
     def _prefill_tokens(self) -> int:

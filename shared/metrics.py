@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from prometheus_client.metrics_core import (
@@ -18,6 +18,7 @@ from pagemesh.shared.messages import EngineStats, EngineStatus
 from pagemesh.shared.step_stats import STEP_TOKENS, StepStats
 
 LABELS: Final = ("model_name", "engine")
+DESIRED_WORKERS: Final = "pagemesh:desired_workers"
 
 
 class _Value(NamedTuple):
@@ -142,6 +143,29 @@ _STEPS: Final = (
         lambda steps: steps.apply_s,
     ),
 )
+
+
+class DesiredWorkersCollector(Collector):
+    """The figure for autoscalers, by model. `desired` gives it at the moment of the scrape."""
+
+    def __init__(self, desired: Callable[[], Mapping[str, int]]) -> None:
+        self._desired = desired
+
+    def collect(self) -> Iterator[Metric]:
+        return self._families(self._desired())
+
+    def describe(self) -> Iterator[Metric]:
+        return self._families({})
+
+    def _families(self, desired: Mapping[str, int]) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            DESIRED_WORKERS,
+            "Workers that a model needs; of several gateways the largest figure holds",
+            labels=("model_name",),
+        )
+        for model, n_workers in desired.items():
+            family.add_metric((model,), n_workers)
+        yield family
 
 
 class EngineCollector(Collector):

@@ -171,8 +171,11 @@ def service_app(
         body = {"status": "ready"} if reason is None else {"status": "not ready", "reason": reason}
         return web.json_response(body, status=200 if reason is None else 503)
 
-    async def metrics(_: web.Request) -> web.Response:
-        body = generate_latest(runtime.metrics)
+    async def metrics(request: web.Request) -> web.Response:
+        """All series, or those of the families called `name[]`, as Prometheus' clients ask."""
+        names = request.query.getall("name[]", [])
+        chosen = runtime.metrics.restricted_registry(names) if names else runtime.metrics
+        body = generate_latest(chosen)
         return web.Response(body=body, headers={"Content-Type": METRICS_CONTENT_TYPE})
 
     limit = runtime.settings.gateway.max_body_bytes

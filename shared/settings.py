@@ -225,6 +225,18 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "the CPU"
         ),
     ] = 1
+    autoscale: Annotated[
+        str | None,
+        _meta(
+            "MIN:MAX, for pagemesh serve: start and stop workers by load, instead of --workers; "
+            "each has the share of the machine that it would have among MAX"
+        ),
+    ] = None
+    scale_down_after_s: Annotated[
+        float,
+        _meta("How long fewer workers must have been enough before fewer are asked for"),
+        Meta(gt=0),
+    ] = 60.0
     service_host: Annotated[str, _meta("Address inner services listen on and announce")] = (
         "127.0.0.1"
     )

@@ -15,7 +15,7 @@ from pagemesh.tokenizer_svc.metrics import TokenizerMetrics
 from pagemesh.worker_svc.metrics import WorkerMetrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
-NAME = re.compile(r"\b(?:pagemesh_|vllm:|http_request)[a-z0-9_]+")
+NAME = re.compile(r"\b(?:pagemesh[_:]|vllm:|http_request)[a-z0-9_]+")
 
 
 def inner_services() -> CollectorRegistry:
