@@ -22,18 +22,21 @@ CATCH_UP_S: Final = 30.0
 UP_AFTER_S: Final = 3.0
 """For which more must be wanted: a burst that is over needs no worker, which takes time to start."""
 PACE_OVER_S: Final = 3.0
+FULL_OVER_S: Final = 10.0
+"""A batch that was full so lately is full, though somebody has just left it."""
 
 
 class Demand(NamedTuple):
     """What the engines of one model have to do, all together.
 
-    `batches` are the full batches of a worker that its requests (running and waiting) make, `pools`
+    `full` is the share of the rows or of the KV blocks, whichever is larger, in use. `batches` are the full batches of a worker that its requests (running and waiting) make, `pools`
     the KV pools that they fill, `queue_s` the seconds that one worker alone would take for the
     queues, `pace` the tokens computed in a second.
     """
 
     workers: int
     requests: int
+    full: float
     batches: float
     pools: float
     queue_s: float
@@ -43,11 +46,14 @@ class Demand(NamedTuple):
 def demand_of(engines: Sequence[EngineStatus], pace: float = 0.0) -> Demand:
     """Of one model's engines, at least one."""
     requests = [engine.stats.running + engine.stats.waiting for engine in engines]
-    rows = sum(engine.capacity.max_num_seqs for engine in engines)
+    rows = max(1, sum(engine.capacity.max_num_seqs for engine in engines))
+    running = sum(engine.stats.running for engine in engines)
+    kv_usage = sum(engine.stats.kv_usage for engine in engines) / len(engines)
     return Demand(
         len(engines),
         sum(requests),
-        batches=sum(requests) * len(engines) / max(1, rows),
+        full=max(running / rows, kv_usage),
+        batches=sum(requests) * len(engines) / rows,
         # Who waits will want as much of the pool as those who run.
         pools=sum(
             engine.stats.kv_usage * each / max(1, engine.stats.running)
@@ -61,9 +67,10 @@ def demand_of(engines: Sequence[EngineStatus], pace: float = 0.0) -> Demand:
 def wanted_workers(demand: Demand, saturated_pace: float | None = None) -> int:
     """Enough for the batch, for the KV pool and for the queue, each by itself; 1 to `requests`.
 
-    `saturated_pace` (tokens/s of one worker) is that at which more were wanted last. It asks for no
-    new worker, since other requests may be served at another pace, but it keeps those that the
-    present pace needs: a queue that more workers have done away with would be back without them.
+    `saturated_pace` (tokens/s of one worker) is that at which more were wanted last, though neither
+    batch nor pool was full: long prompts do that. It asks for no new worker, since other requests
+    may be served at another pace, but it keeps those that the present pace needs: a queue that more
+    workers have done away with would be back without them.
     """
     needs = [demand.batches / FULL, demand.pools / FULL]
     if demand.queue_s > LONG_QUEUE_S * demand.workers:
@@ -77,12 +84,12 @@ class _Largest:
     """Of the values of the last `window_s`, where each holds until the next one comes. Remembers
     only those that may yet be it."""
 
-    def __init__(self, window_s: float, value: int) -> None:
+    def __init__(self, window_s: float, value: float) -> None:
         self._window_s = window_s
         self._last = value
-        self._seen: deque[tuple[float, int]] = deque()
+        self._seen: deque[tuple[float, float]] = deque()
 
-    def update(self, value: int, now_s: float) -> int:
+    def update(self, value: float, now_s: float) -> float:
         for each in (self._last, value):
             while self._seen and self._seen[-1][1] <= each:
                 self._seen.pop()
@@ -104,8 +111,8 @@ class Steady:
         self.update(value, now_s)
 
     def update(self, wanted: int, now_s: float) -> int:
-        ceiling = self._largest.update(wanted, now_s)
-        floor = -self._least.update(-wanted, now_s)
+        ceiling = int(self._largest.update(wanted, now_s))
+        floor = -int(self._least.update(-wanted, now_s))
         self.value = max(floor, min(self.value, ceiling))
         return self.value
 
@@ -118,13 +125,14 @@ class _Model:
         self._tokens = _tokens_by_engine(engines)
         self._now_s = now_s
         self._pace = 0.0
+        self._fullest = _Largest(FULL_OVER_S, 0.0)
         self._saturated_pace: float | None = None
 
     def update(self, engines: Sequence[EngineStatus], now_s: float) -> None:
         self._note_pace(engines, now_s)
         demand = demand_of(engines, self._pace)
         self.steady.update(wanted_workers(demand, self._saturated_pace), now_s)
-        self._note_saturation(demand)
+        self._note_saturation(demand, self._fullest.update(demand.full, now_s))
 
     def _note_pace(self, engines: Sequence[EngineStatus], now_s: float) -> None:
         """Smoothed. An engine that began anew counts from its next report on."""
@@ -135,9 +143,10 @@ class _Model:
         self._pace += weight * (gained / elapsed_s - self._pace)
         self._tokens, self._now_s = tokens, now_s
 
-    def _note_saturation(self, demand: Demand) -> None:
+    def _note_saturation(self, demand: Demand, fullest: float) -> None:
+        """More are wanted, and neither batch nor pool is full: so the pace is all there is."""
         pace = demand.pace / demand.workers
-        if self.steady.value > demand.workers:
+        if self.steady.value > demand.workers and fullest < FULL:
             self._saturated_pace = pace
         elif self._saturated_pace is not None:
             self._saturated_pace = max(self._saturated_pace, pace)

@@ -34,6 +34,7 @@ demands = st.builds(
     Demand,
     workers=st.integers(1, 64),
     requests=st.integers(0, 10_000),
+    full=st.floats(0, 1),
     batches=loads,
     pools=loads,
     queue_s=loads,
@@ -65,14 +66,14 @@ def test_the_pace_alone_asks_for_no_new_worker(demand: Demand) -> None:
 @pytest.mark.parametrize(
     ("demand", "wanted"),
     [
-        (Demand(1, 0, 0, 0, 0), 1),
-        (Demand(1, 8, 0.8, 0.1, 0), 1),
-        (Demand(1, 9, 0.9, 0.1, 0), 2),
-        (Demand(1, 9, 0.1, 0.9, 0), 2),
-        (Demand(1, 1, 0.1, 1.0, 0), 1),  # one request makes no use of two
-        (Demand(2, 50, 0.1, 0.1, 2.0), 1),  # a second each
-        (Demand(2, 50, 0.1, 0.1, CATCH_UP_S), 3),
-        (Demand(2, 50, 0.1, 0.1, 4 * CATCH_UP_S), 6),
+        (Demand(1, 0, 0, 0, 0, 0), 1),
+        (Demand(1, 8, 0, 0.8, 0.1, 0), 1),
+        (Demand(1, 9, 0, 0.9, 0.1, 0), 2),
+        (Demand(1, 9, 0, 0.1, 0.9, 0), 2),
+        (Demand(1, 1, 0, 0.1, 1.0, 0), 1),  # one request makes no use of two
+        (Demand(2, 50, 0, 0.1, 0.1, 2.0), 1),  # a second each
+        (Demand(2, 50, 0, 0.1, 0.1, CATCH_UP_S), 3),
+        (Demand(2, 50, 0, 0.1, 0.1, 4 * CATCH_UP_S), 6),
     ],
 )
 def test_what_each_need_asks_for(demand: Demand, wanted: int) -> None:
@@ -91,7 +92,7 @@ def test_a_demand_is_that_of_all_engines_together() -> None:
         status(2, running=5, kv_usage=0.25),
         status(3),
     ]
-    assert demand_of(engines) == Demand(3, 15, batches=1.5, pools=1.25, queue_s=2.0)
+    assert demand_of(engines) == Demand(3, 15, 1 / 3, batches=1.5, pools=1.25, queue_s=2.0)
 
 
 # -- in time --------------------------------------------------------------------------------------

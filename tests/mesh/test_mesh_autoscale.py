@@ -1,0 +1,85 @@
+"""`pagemesh serve --autoscale 1:2`: a worker comes with the load and goes when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+import requests
+from mesh_parts import RECOVERY_S, STORY, Told, listen_to, parts_of
+from mesh_process import SMALL_MESH, MeshProcess, running_mesh
+from metric_names import Scrape
+
+from pagemesh.shared.metrics import DESIRED_WORKERS
+from pagemesh.worker_svc.cores import usable_cores
+
+pytestmark = [
+    pytest.mark.mesh,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(usable_cores() < 2, reason="two workers need two cores"),
+]
+FLAGS: Final = (
+    *("--autoscale", "1:2"),
+    *("--max-num-seqs", "4"),
+    *("--scale-down-after-s", "4"),
+    *("--device", "cpu"),
+)
+N_STREAMS: Final = 6
+RUNNING: Final = "vllm:num_requests_running"
+
+
+def series(mesh: MeshProcess, name: str) -> list[float]:
+    text = requests.get(f"{mesh.base_url}/metrics", {"name[]": name}, timeout=10).text
+    return [value for sample, _, value in Scrape.of(text).samples if sample == name]
+
+
+async def streams_until_both_work(mesh: MeshProcess) -> list[Told]:
+    """Streams without a pause until two engines have some; all that were begun."""
+    enough = asyncio.Event()
+
+    async def listen_again() -> list[Told]:
+        told = []
+        while not enough.is_set():
+            told.append(await listen_to(mesh.base_url, session))
+        return told
+
+    async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(listen_again()) for _ in range(N_STREAMS)]
+        async with asyncio.timeout(RECOVERY_S):
+            while len([n for n in await asyncio.to_thread(series, mesh, RUNNING) if n]) < 2:
+                await asyncio.sleep(0.2)
+        enough.set()
+    return [told for task in tasks for told in task.result()]
+
+
+async def test_a_worker_comes_with_the_load_and_goes_after_it(
+    smollm2_folder: Path, tmp_path: Path
+) -> None:
+    assert smollm2_folder.is_dir()
+    with running_mesh(tmp_path, *SMALL_MESH, *FLAGS) as mesh:
+        answer = requests.post(f"{mesh.base_url}/v1/completions", json=STORY, timeout=100)
+        undisturbed = Told(answer.json()["choices"][0]["text"], broken=False)
+        assert series(mesh, DESIRED_WORKERS) == [1]
+        assert len(mesh.all_of("worker")) == 1
+        # Six requests are more than 0.8 of a batch of four.
+        told = await streams_until_both_work(mesh)
+        assert told == [undisturbed] * len(told)
+        first, second = parts_of(mesh, "worker")
+        assert second.total("pagemesh_worker_sampled_tokens_total") > 0
+        # Some load goes on while the second one leaves.
+        told = await streams_while_it_leaves(mesh)
+        assert told == [undisturbed] * len(told)
+        assert [part.process.pid for part in parts_of(mesh, "worker")] == [first.process.pid]
+        assert series(mesh, DESIRED_WORKERS) == [1]
+        assert "child_ended" not in mesh.log.read_text()
+
+
+async def streams_while_it_leaves(mesh: MeshProcess) -> list[Told]:
+    told = []
+    async with aiohttp.ClientSession() as session, asyncio.timeout(RECOVERY_S):
+        while len(mesh.all_of("worker")) == 2:
+            told += await asyncio.gather(*(listen_to(mesh.base_url, session) for _ in range(2)))
+    return told
