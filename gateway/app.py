@@ -24,6 +24,7 @@ from pagemesh.gateway.openai.completions import CompletionsEndpoint
 from pagemesh.gateway.openai.errors import error_response, from_http
 from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
+from pagemesh.gateway.parting import Parting
 from pagemesh.shared.errors import RequestError
 
 CLIENT_GONE: Final = 499
@@ -69,12 +70,13 @@ def _spelled(method: str, path: str, handler: _Handler) -> list[web.RouteDef]:
     return [web.route(method, path, handler) for path in paths]
 
 
-def counting(metrics: GatewayMetrics) -> Middleware:
-    """Count what every request was answered with, hang-ups too."""
+def counting(metrics: GatewayMetrics, parting: Parting) -> Middleware:
+    """Count what every request was answered with, hang-ups too; tell `parting` of them all."""
 
     @web.middleware
     async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
         status, began_s = CLIENT_GONE, time.monotonic()
+        parting.asked(request)
         try:
             response = await handler(request)
             status = response.status
@@ -83,6 +85,7 @@ def counting(metrics: GatewayMetrics) -> Middleware:
             method = request.method if request.method in METHODS else OTHER_METHOD
             elapsed_s = time.monotonic() - began_s
             metrics.answered(method, _route_name(request), status, elapsed_s)
+            parting.answered(request)
 
     return count
 

@@ -8,6 +8,8 @@ from typing import Final
 
 from aiohttp import web
 
+from pagemesh.gateway.parting import LAST_REQUEST
+
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 
@@ -19,7 +21,9 @@ def choose_request_id(request: web.BaseRequest) -> str:
 
 
 def common_headers(request: web.BaseRequest) -> dict[str, str]:
+    last = {"connection": "close"} if LAST_REQUEST.get() else {}
     return {
+        **last,
         "x-request-id": request[REQUEST_ID],
         "access-control-allow-origin": "*",
         "access-control-expose-headers": "x-request-id, retry-after, retry-after-ms",

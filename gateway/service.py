@@ -25,6 +25,7 @@ from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.parting import Parting
 from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.gateway.route_store import RouteStore
 from pagemesh.gateway.routes import Routes
@@ -52,6 +53,7 @@ class GatewayService:
 
     def __init__(self, runtime: Runtime) -> None:
         gateway = runtime.settings.gateway
+        self._parting = Parting()
         metrics = GatewayMetrics(runtime.metrics)
         directory = ModelDirectory()
         routes = Routes(read_routes(gateway.routes))
@@ -67,7 +69,7 @@ class GatewayService:
             seeds=Seeds(gateway.seed),
             offload=Offload(),
         )
-        self.middlewares: tuple[Middleware, ...] = (counting(metrics),)
+        self.middlewares: tuple[Middleware, ...] = (counting(metrics, self._parting),)
         self._runtime = runtime
         self._leaving = False
         self._desired = DesiredWorkers(runtime.settings.mesh.scale_down_after_s)
@@ -120,11 +122,16 @@ class GatewayService:
             await asyncio.sleep(DEMAND_PERIOD_S)
 
     async def drain(self) -> None:
-        """A balancer that has not noticed yet is still answered for drain_notice_s."""
+        """A balancer that has not noticed yet is still answered for drain_notice_s; then until all
+        is answered, and whoever was answered lately has had the time to ask again."""
         self._leaving = True
         try:
             await asyncio.sleep(self._runtime.settings.gateway.drain_notice_s)
+            self._parting.begin(self._runtime.connections())
             await self.backend.upstream.drain()
+            while (patience_s := self._parting.patience_s()) > 0:
+                await asyncio.sleep(patience_s)
+                await self.backend.upstream.drain()
         finally:
             self._fail_all()
 

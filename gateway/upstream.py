@@ -19,6 +19,7 @@ import structlog
 from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.parting import LAST_REQUEST
 from pagemesh.gateway.pending import Pending, PendingCall, PendingGeneration
 from pagemesh.shared.errors import SHUTTING_DOWN, LinkClosed, RequestError
 from pagemesh.shared.link import Link
@@ -69,9 +70,9 @@ class Upstream:
     def generating(self, generation: Generation, generates: Sequence[Generate]) -> Iterator[None]:
         """Run one generate per prompt while the block lasts; leaving it cancels what is open.
 
-        Raises RequestError (503) while draining.
+        Raises RequestError (503) while draining, but for the last request of a connection.
         """
-        if self.draining:
+        if self.draining and not LAST_REQUEST.get():
             raise not_ready("it is shutting down")
         now_s = time.monotonic()
         entries: list[PendingGeneration] = []

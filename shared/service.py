@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -56,6 +57,8 @@ class Runtime:
         self.metrics = CollectorRegistry()
         redis_up = Gauge("pagemesh_redis_up", "Whether Redis answers", registry=self.metrics)
         redis_up.set_function(lambda: float(not registry.away))
+        self.connections: Callable[[], Iterable[object]] = tuple
+        """Those that are open now, as `request.protocol` has them."""
         self.epoch = time.time_ns()
         self.instance_id = f"{service}-{uuid.uuid4().hex[:8]}"
 
@@ -118,6 +121,7 @@ async def serve(
             shutdown_timeout=LAST_HANDLERS_S,
         )
         await runner.setup()
+        runtime.connections = partial(_connections, runner)
         stack.push_async_callback(runner.cleanup)
         sharing = stack.enter_context(_shared(host, shared_port)) if shared_port else None
         address = await _listen(runner, host, port, tls)
@@ -197,6 +201,10 @@ async def _listen(runner: web.AppRunner, host: str, port: int, tls: ssl.SSLConte
     bound_host, bound_port = runner.addresses[0][:2]
     shown = f"[{bound_host}]" if ":" in bound_host else bound_host
     return f"{shown}:{bound_port}"
+
+
+def _connections(runner: web.AppRunner) -> list[web.RequestHandler]:
+    return [] if runner.server is None else runner.server.connections
 
 
 def _shared(host: str, port: int) -> socket.socket:

@@ -10,6 +10,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from aiohttp import web
@@ -60,4 +61,27 @@ async def take_connections(
     try:
         await asyncio.get_running_loop().create_future()
     finally:
+        waiting = _accepted(sharing)
         await site.stop()
+        await asyncio.gather(*(_serve(runner, each, tls) for each in waiting))
+
+
+def _accepted(sharing: socket.socket) -> list[socket.socket]:
+    """The connections that wait to be taken. The kernel gave them to us, and would reset them when
+    the socket is closed."""
+    waiting = []
+    with suppress(BlockingIOError):
+        while True:
+            connection, _ = sharing.accept()
+            connection.setblocking(False)
+            waiting.append(connection)
+    return waiting
+
+
+async def _serve(
+    runner: web.AppRunner, connection: socket.socket, tls: ssl.SSLContext | None
+) -> None:
+    assert runner.server is not None
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):  # its client has gone meanwhile
+        await loop.connect_accepted_socket(runner.server, connection, ssl=tls)

@@ -437,8 +437,10 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(
         response = await asking
         os.kill(os.getpid(), signal.SIGTERM)
         await gateway.until_ready(ready=False)
-        status, answer = await gateway.post(COMPLETIONS, {"prompt": "b"})
-        assert (status, answer["error"]["type"]) == (503, "server_error")
+        async with aiohttp.ClientSession() as newcomer:
+            refused = await newcomer.post(gateway.url + COMPLETIONS, json={"prompt": "b"})
+            assert refused.status == 503
+            assert (await refused.json())["error"]["type"] == "server_error"
         talk.delta("two", [2], finish_reason="stop")
         assert (await read_events(response))[-1] == "[DONE]"
 
@@ -457,9 +459,39 @@ async def test_a_balancer_has_time_to_notice(settings: Settings) -> None:
         asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "late"}))
         talk = await tokenizer.asked.get()
         await asyncio.sleep(1.0)
-        assert (await gateway.post(COMPLETIONS, {"prompt": "too late"}))[0] == 503
+        async with aiohttp.ClientSession() as newcomer:
+            late = await newcomer.post(gateway.url + COMPLETIONS, json={"prompt": "too late"})
+            assert late.status == 503
         assert not leaving.done()
         talk.accept()
         talk.delta("x", [1], finish_reason="stop")
         assert (await asking)[0] == 200
         await leaving
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_connection_that_was_open_when_draining_began_is_served_once_more(
+    settings: Settings, tokenizer: FakeTokenizer, stream: bool
+) -> None:
+    async with running_gateway(settings) as gateway, one_connection() as session:
+        await gateway.until_ready()
+        url, body = gateway.url + COMPLETIONS, {"prompt": "a", "stream": stream}
+        for expected in (None, "close"):
+            asking = asyncio.create_task(session.post(url, json=body))
+            talk = await tokenizer.asked.get()
+            if expected is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+                await gateway.until_ready(ready=False)
+            talk.accept()
+            talk.delta("one", [1], finish_reason="stop")
+            response = await asking
+            await response.read()
+            assert response.status == 200
+            if expected is not None:
+                assert response.headers.get("connection") == expected
+
+
+@asynccontextmanager
+async def one_connection() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
+        yield session
