@@ -20,7 +20,7 @@ LONG_QUEUE_S: Final = 1.0
 CATCH_UP_S: Final = 30.0
 """In which a longer one is to be gone."""
 UP_AFTER_S: Final = 3.0
-"""For which more must be wanted: a burst that is over needs no worker, which takes time to start."""
+"""For which more must be wanted: a worker takes time to start, and a burst may be over by then."""
 PACE_OVER_S: Final = 3.0
 FULL_OVER_S: Final = 10.0
 """A batch that was full so lately is full, though somebody has just left it."""
@@ -29,9 +29,10 @@ FULL_OVER_S: Final = 10.0
 class Demand(NamedTuple):
     """What the engines of one model have to do, all together.
 
-    `full` is the share of the rows or of the KV blocks, whichever is larger, in use. `batches` are the full batches of a worker that its requests (running and waiting) make, `pools`
-    the KV pools that they fill, `queue_s` the seconds that one worker alone would take for the
-    queues, `pace` the tokens computed in a second.
+    `full` is the share of the rows or of the KV blocks, whichever is larger, in use. `batches` are
+    the full batches of a worker that its requests (running and waiting) make, `pools` the KV pools
+    that they fill, `queue_s` the seconds that one worker alone would take for the queues, `pace`
+    the tokens computed in a second.
     """
 
     workers: int

@@ -45,8 +45,8 @@ def bounds_of(settings: Settings) -> Bounds | None:
     bounds = Bounds(*map(int, match.groups())) if match else Bounds(0, 0)
     if not 1 <= bounds.low <= bounds.high:
         raise SettingsError(
-            f"--autoscale {text} is no MIN:MAX: give two numbers of workers, 1 or more, the smaller "
-            "one first, such as 1:4",
+            f"--autoscale {text} is no MIN:MAX: give two numbers of workers, 1 or more, the "
+            "smaller one first, such as 1:4",
             key="autoscale",
         )
     if settings.mesh.workers != 1:

@@ -62,8 +62,8 @@ class EngineStats(NamedTuple):
     `waiting_deferred` of the `waiting` wait for a prompt that another computes. Token counts of
     the prefix cache are of first admissions; `readmitted_` ones of those after a preemption.
     `prefill_tokens` are known to the engine and not computed, less what the cache is likely to hold
-    of them. `index_number` is the engine's in the prefix index; 0: none. `queue_s` is how long those
-    that wait will take to be begun, at the present pace."""
+    of them. `index_number` is the engine's in the prefix index; 0: none. `queue_s` is how long
+    those that wait will take to be begun, at the present pace."""
 
     running: int = 0
     waiting: int = 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from heapq import nlargest
+from itertools import chain
+from random import Random
 from typing import Final, NamedTuple
 
 from pagemesh.shared.engine_messages import Submit
@@ -15,6 +18,11 @@ from pagemesh.tokenizer_svc.cost import UNMEASURED, Load, Work, cost_s
 from pagemesh.tokenizer_svc.recent import RecentBlocks
 from pagemesh.tokenizer_svc.variants import card_of_name
 
+FEW: Final = 8
+"""So many engines are all considered."""
+HOLDERS: Final = 2
+DRAWN: Final = 2
+"""Of more engines: those that hold most of the prompt, and others drawn by lot."""
 PRESUMED_SHARE: Final = 0.5
 """Of a prompt, to be cached on the engine of its affinity, when nobody says who holds it."""
 
@@ -24,6 +32,14 @@ class Place(NamedTuple):
 
     scheduler: str
     engine_id: str
+
+
+class _Limits(NamedTuple):
+    """Of a model card: what decides whether its engine fits."""
+
+    block_tokens: int
+    max_model_len: int
+    variant: str
 
 
 class Need(NamedTuple):
@@ -40,9 +56,9 @@ class Need(NamedTuple):
         answers = (submit.params.max_tokens or 0 for submit in submits)
         return cls(card.block_tokens, prompt_tokens + max(answers), card.variant)
 
-    def met_by(self, card: ModelCard) -> bool:
-        same = card.variant == self.variant and card.block_tokens == self.block_tokens
-        return same and card.max_model_len >= self.total_tokens
+    def met_by(self, limits: _Limits) -> bool:
+        same = (limits.block_tokens, limits.variant) == (self.block_tokens, self.variant)
+        return same and limits.max_model_len >= self.total_tokens
 
 
 class Ask(NamedTuple):
@@ -112,8 +128,11 @@ class Dispatch:
     scheduler says they are lost, or its link ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lots: Random | None = None) -> None:
+        self._lots = Random() if lots is None else lots
         self._engines: dict[Place, _Engine] = {}
+        self._offers: dict[_Limits, list[Place]] = {}
+        self._common_pace = UNMEASURED
         self._placed: dict[int, _Placed] = {}
         self._own_requests: Counter[Place] = Counter()
         self._own_prefill: defaultdict[Place, float] = defaultdict(float)
@@ -141,23 +160,32 @@ class Dispatch:
             self._engines[place] = _Engine(status, self._own(place), draining)
         for place in self._recent.keys() - self._engines.keys():
             del self._recent[place]
+        self._sum_up()
 
     def drop(self, scheduler: str) -> list[int]:
         """The link to `scheduler` is gone. Returns the keys that were placed over it."""
         self._drop_engines(scheduler)
+        self._sum_up()
         keys = [key for key, (place, _) in self._placed.items() if place.scheduler == scheduler]
         self.release(keys)
         return keys
+
+    def _sum_up(self) -> None:
+        """What decisions need of all engines: there are many more of them than reports."""
+        self._common_pace = _mean_pace(each.status.stats.pace for each in self._engines.values())
+        self._offers = {}
+        for place, (status, _, draining) in self._engines.items():
+            if not draining:
+                card = status.card
+                limits = _Limits(card.block_tokens, card.max_model_len, card.variant)
+                self._offers.setdefault(limits, []).append(place)
 
     # -- the decision: pure ------------------------------------------------------------------------
 
     def candidates(self, need: Need) -> list[Place]:
         """Engines that can serve `need`."""
-        return [
-            place
-            for place, engine in self._engines.items()
-            if not engine.draining and need.met_by(engine.status.card)
-        ]
+        fitting = [places for limits, places in self._offers.items() if need.met_by(limits)]
+        return fitting[0] if len(fitting) == 1 else [*chain.from_iterable(fitting)]
 
     def choose(self, ask: Ask, depths: Depths | None, now_s: float) -> Chosen | None:
         """The engine on which `ask` costs least. `depths`: the index's answer, None without one."""
@@ -169,9 +197,22 @@ class Dispatch:
         ]
         rank = _ranks(ask.affinity)
         favourite = max(places, key=rank) if self._needs_affinity(ask, choices, depths) else None
-        costs = self._costs(ask, choices, favourite)
+        considered = self._considered(choices, favourite)
+        costs = self._costs(ask, considered, favourite)
         least = min(costs.values())
-        return max((c for c in choices if costs[c.place] == least), key=lambda c: rank(c.place))
+        return max((c for c in considered if costs[c.place] == least), key=lambda c: rank(c.place))
+
+    def _considered(self, choices: list[Chosen], favourite: Place | None) -> list[Chosen]:
+        """Services that were told the same, a while ago, would all choose the one engine that was
+        best then, and each look would take longer the more there are. Lots prevent both
+        (Mitzenmacher, How useful is old information?, 2000)."""
+        if len(choices) <= FEW:
+            return choices
+        lot = self._lots.random
+        holders = (each for each in choices if each.cached_blocks)
+        deepest = nlargest(HOLDERS, holders, key=lambda each: (each.cached_blocks, lot()))
+        hoped = [each for each in choices if each.place == favourite] if favourite else []
+        return [*deepest, *hoped, *self._lots.sample(choices, DRAWN)]
 
     def _needs_affinity(self, ask: Ask, choices: Iterable[Chosen], depths: Depths | None) -> bool:
         """Nobody is known to hold anything: that means little if the index is silent, or the client
@@ -189,14 +230,13 @@ class Dispatch:
         self, ask: Ask, choices: Iterable[Chosen], favourite: Place | None
     ) -> dict[Place, float]:
         """By place. The favourite is presumed to hold a share of the prompt."""
-        unmeasured = self._common_pace()
         costs = {}
         for place, blocks in choices:
             uncached_tokens = ask.uncached_tokens(blocks)
             if place == favourite:
                 uncached_tokens *= 1 - PRESUMED_SHARE
             status = self._engines[place].status
-            pace = status.stats.pace if status.stats.pace.token_s else unmeasured
+            pace = status.stats.pace if status.stats.pace.token_s else self._common_pace
             work = Work(uncached_tokens, ask.answer_tokens, ask.choices)
             costs[place] = cost_s(work, self.load(place), status.capacity, pace)
         return costs
@@ -216,15 +256,6 @@ class Dispatch:
 
     def _own(self, place: Place) -> Load:
         return Load(self._own_requests[place], self._own_prefill.get(place, 0.0))
-
-    def _common_pace(self) -> StepPace:
-        """The mean of those measured, for engines that have computed nothing yet."""
-        paces = [engine.status.stats.pace for engine in self._engines.values()]
-        known = [pace for pace in paces if pace.token_s]
-        if not known:
-            return UNMEASURED
-        overhead_s, token_s = (sum(values) / len(known) for values in zip(*known, strict=True))
-        return StepPace(overhead_s, token_s)
 
     # -- placements --------------------------------------------------------------------------------
 
@@ -280,6 +311,15 @@ class Dispatch:
         self._cards = {}
         for place in [place for place in self._engines if place.scheduler == scheduler]:
             del self._engines[place]
+
+
+def _mean_pace(paces: Iterable[StepPace]) -> StepPace:
+    """Of those measured, for engines that have computed nothing yet."""
+    known = [pace for pace in paces if pace.token_s]
+    if not known:
+        return UNMEASURED
+    overhead_s, token_s = (sum(values) / len(known) for values in zip(*known, strict=True))
+    return StepPace(overhead_s, token_s)
 
 
 def _ranks(affinity: bytes) -> Callable[[Place], int]:

@@ -1,4 +1,4 @@
-"""A mesh on a virtual clock: the real dispatch code, told late; workers that are a few numbers each.
+"""A mesh on a virtual clock: the real dispatch code, told late; workers are a few numbers each.
 
 Conversations come and go; each turn's prompt is a system prompt, what was said before and something
 new. Several dispatchers place the turns by the engines' last reports and by what they placed
@@ -11,6 +11,7 @@ import random
 import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
@@ -48,12 +49,6 @@ class Shape(NamedTuple):
     """Of a worker's cache."""
 
 
-class Turn(NamedTuple):
-    key: int
-    ask: Ask
-    said: "Conversation"
-
-
 class Conversation:
     """Owner of the chain of its prompt's blocks; a chain's hash is its place in it."""
 
@@ -77,6 +72,16 @@ class Conversation:
             ANSWER_TOKENS,
             affinity=self._chain[0],
         )
+
+
+class Turn(NamedTuple):
+    """One request, and the dispatcher that placed it."""
+
+    key: int
+    ask: Ask
+    said: Conversation
+    dispatch: Dispatch
+    arrived_s: float
 
 
 class Engine:
@@ -169,20 +174,20 @@ class Figures:
 Policy = Callable[["World", Dispatch, Ask], Chosen]
 
 
-def cheapest(world: "World", dispatch: Dispatch, ask: Ask) -> Chosen:
+def cheapest(world: World, dispatch: Dispatch, ask: Ask) -> Chosen:
     """The real one, with what the index says."""
     chosen = dispatch.choose(ask, world.index.depths(ask.hashes), world.now_s)
     assert chosen is not None
     return chosen
 
 
-def without_index(world: "World", dispatch: Dispatch, ask: Ask) -> Chosen:
+def without_index(world: World, dispatch: Dispatch, ask: Ask) -> Chosen:
     chosen = dispatch.choose(ask, None, world.now_s)
     assert chosen is not None
     return chosen
 
 
-def in_turn(world: "World", dispatch: Dispatch, ask: Ask) -> Chosen:
+def in_turn(world: World, dispatch: Dispatch, ask: Ask) -> Chosen:
     """Round robin, to compare with."""
     engine = world.engines[next(world.turns) % len(world.engines)]
     return Chosen(Place(world.scheduler_of(engine), engine.name), 0)
@@ -206,7 +211,6 @@ class World:
         self._order = count()
         self._keys = count()
         self._conversations = count()
-        self._arrived_s: dict[int, float] = {}
         self._placed_since: Counter[str] = Counter()
         self._measuring = False
 
@@ -216,7 +220,7 @@ class World:
     def run(self, warm_up_s: float, measured_s: float) -> Figures:
         for number in range(self.shape.schedulers):
             self._report(number, first=True)
-            self._after(self._random.uniform(0, REPORT_S), lambda number=number: self._report(number))
+            self._after(self._random.uniform(0, REPORT_S), partial(self._report, number))
         for _ in range(self.shape.conversations):
             self._after(self._random.uniform(0, THINK_S), self._converse)
         self._after(SAMPLE_S, self._sample)
@@ -241,50 +245,52 @@ class World:
         self._speak(Conversation(number, system))
 
     def _speak(self, said: Conversation) -> None:
-        turn = Turn(next(self._keys), said.ask(), said)
-        self._arrived_s[turn.key] = self.now_s
         dispatch = self._random.choice(self._dispatchers)
-        began_s = time.thread_time()
+        turn = Turn(next(self._keys), said.ask(), said, dispatch, self.now_s)
+        began_s = time.perf_counter()
         chosen = self._policy(self, dispatch, turn.ask)
         dispatch.place([turn.key], turn.ask, chosen, self.now_s)
-        self._note(self.figures.decision_s, time.thread_time() - began_s)
+        self._note(self.figures.decision_s, time.perf_counter() - began_s)
         name = chosen.place.engine_id
         self._placed_since[name] += 1
-        self._after(LINK_S, lambda: self._enter(self._by_name[name], turn, dispatch))
+        self._after(LINK_S, lambda: self._enter(self._by_name[name], turn))
 
-    def _enter(self, engine: Engine, turn: Turn, dispatch: Dispatch) -> None:
+    def _enter(self, engine: Engine, turn: Turn) -> None:
         engine.prefill_tokens += turn.ask.known_tokens
-        engine.waiting.append(turn._replace(said=(turn.said, dispatch)))  # type: ignore[arg-type]
+        engine.waiting.append(turn)
         self._admit(engine)
 
     def _admit(self, engine: Engine) -> None:
         while engine.waiting and engine.running < engine.capacity.max_num_seqs:
-            turn = engine.waiting.popleft()
-            said, dispatch = turn.said  # type: ignore[misc]
-            cached = engine.cached_blocks(turn.ask.hashes)
-            uncached_tokens = turn.ask.uncached_tokens(cached)
-            engine.prefill_tokens -= turn.ask.known_tokens - uncached_tokens
-            first_s, end_s = engine.begin(uncached_tokens, self.now_s)
-            self._count(turn, cached, first_s)
-            new, gone = engine.remember(turn.ask.hashes)
-            self._at(first_s, lambda e=engine, t=turn, d=dispatch, n=uncached_tokens: self._begun(e, t, d, n))
-            self._at(first_s + INDEX_S, lambda e=engine, n=new, g=gone: self.index.change(e.number + 1, n, g))
-            self._at(end_s, lambda e=engine, t=turn, d=dispatch, s=said: self._end(e, t, d, s))
+            self._start(engine, engine.waiting.popleft())
+
+    def _start(self, engine: Engine, turn: Turn) -> None:
+        cached = engine.cached_blocks(turn.ask.hashes)
+        uncached_tokens = turn.ask.uncached_tokens(cached)
+        engine.prefill_tokens -= turn.ask.known_tokens - uncached_tokens
+        first_s, end_s = engine.begin(uncached_tokens, self.now_s)
+        self._count(turn, cached, first_s)
+        changes = engine.remember(turn.ask.hashes)
+        self._at(first_s, lambda: self._computed(engine, turn, uncached_tokens))
+        self._at(first_s + INDEX_S, lambda: self.index.change(engine.number + 1, *changes))
+        self._at(end_s, lambda: self._end(engine, turn))
 
     def _at(self, at_s: float, happens: Callable[[], None]) -> None:
         self._after(at_s - self.now_s, happens)
 
-    def _begun(self, engine: Engine, turn: Turn, dispatch: Dispatch, tokens: float) -> None:
+    def _computed(self, engine: Engine, turn: Turn, tokens: float) -> None:
         engine.prefill_tokens -= tokens
-        dispatch.begun([turn.key])
+        turn.dispatch.begun([turn.key])
 
-    def _end(self, engine: Engine, turn: Turn, dispatch: Dispatch, said: Conversation) -> None:
+    def _end(self, engine: Engine, turn: Turn) -> None:
         engine.running -= 1
-        dispatch.release([turn.key])
+        turn.dispatch.release([turn.key])
         self._admit(engine)
         think_s = self._random.expovariate(1 / THINK_S)
-        again = self._converse if said.turns >= TURNS else lambda: self._speak(said)
-        self._after(think_s, again)
+        if turn.said.turns >= TURNS:
+            self._after(think_s, self._converse)
+        else:
+            self._after(think_s, lambda: self._speak(turn.said))
 
     # -- reports and figures -----------------------------------------------------------------------
 
@@ -302,17 +308,16 @@ class World:
 
     def _learn(self, number: int, statuses: list[EngineStatus]) -> None:
         for dispatch in self._dispatchers:
-            began_s = time.thread_time()
+            began_s = time.perf_counter()
             dispatch.update(f"scheduler-{number}", statuses)
-            self._note(self.figures.update_s, time.thread_time() - began_s)
+            self._note(self.figures.update_s, time.perf_counter() - began_s)
 
     def _count(self, turn: Turn, cached: int, first_s: float) -> None:
-        arrived_s = self._arrived_s.pop(turn.key)
         if self._measuring:
             self.figures.hit_tokens += cached * BLOCK_TOKENS
             self.figures.prompt_tokens += turn.ask.known_tokens
-            self.figures.queued_s.append(self.now_s - arrived_s)
-            self.figures.first_token_s.append(first_s - arrived_s)
+            self.figures.queued_s.append(self.now_s - turn.arrived_s)
+            self.figures.first_token_s.append(first_s - turn.arrived_s)
 
     def _sample(self) -> None:
         loads = sorted(engine.load for engine in self.engines)

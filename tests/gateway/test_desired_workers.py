@@ -134,7 +134,7 @@ class Served:
         self.figures: list[int] = []
         self._streams, self._load = streams, tokens_per_s
         self._workers, self._now_s, self._backlog = workers, 0.0, 0.0
-        self._tokens = {number: 0.0 for number in range(1, 1000)}
+        self._tokens = dict.fromkeys(range(1, 1000), 0.0)
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):

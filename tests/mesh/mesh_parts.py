@@ -63,6 +63,12 @@ class Told(NamedTuple):
     broken: bool
 
 
+def told_alone(url: str) -> Told:
+    """What STORY gives when nothing happens."""
+    answer = requests.post(f"{url}/v1/completions", json=STORY, timeout=RECOVERY_S)
+    return Told(answer.json()["choices"][0]["text"], broken=False)
+
+
 async def listen_to(
     url: str,
     session: aiohttp.ClientSession,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import aiohttp
 import pytest
 import requests
-from mesh_parts import RECOVERY_S, STORY, Told, listen_to
-from mesh_process import SMALL_MESH, MeshProcess, running_mesh
+from mesh_parts import RECOVERY_S, Told, listen_to, told_alone
+from mesh_process import MeshProcess, running_mesh, wait_until
 from metric_names import Scrape
 
 from pagemesh.shared.metrics import DESIRED_WORKERS
@@ -36,6 +37,10 @@ def series(mesh: MeshProcess, name: str) -> list[float]:
     return [value for sample, _, value in Scrape.of(text).samples if sample == name]
 
 
+def both_work(mesh: MeshProcess) -> bool:
+    return len([running for running in series(mesh, RUNNING) if running]) == 2
+
+
 async def streams_until_both_work(mesh: MeshProcess) -> list[Told]:
     """Streams without a pause until two engines have some; all that were begun."""
     enough = asyncio.Event()
@@ -48,20 +53,17 @@ async def streams_until_both_work(mesh: MeshProcess) -> list[Told]:
 
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         tasks = [group.create_task(listen_again()) for _ in range(N_STREAMS)]
-        async with asyncio.timeout(RECOVERY_S):
-            while len([n for n in await asyncio.to_thread(series, mesh, RUNNING) if n]) < 2:
-                await asyncio.sleep(0.2)
+        await asyncio.to_thread(wait_until, lambda: both_work(mesh), RECOVERY_S)
         enough.set()
     return [told for task in tasks for told in task.result()]
 
 
 async def test_a_worker_comes_with_the_load_and_goes_after_it(
-    smollm2_folder: Path, tmp_path: Path
+    tiny_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    assert smollm2_folder.is_dir()
-    with running_mesh(tmp_path, *SMALL_MESH, *FLAGS) as mesh:
-        answer = requests.post(f"{mesh.base_url}/v1/completions", json=STORY, timeout=100)
-        undisturbed = Told(answer.json()["choices"][0]["text"], broken=False)
+    model = [(f"--{key.replace('_', '-')}", value) for key, value in tiny_settings.items()]
+    with running_mesh(tmp_path, *chain.from_iterable(model), *FLAGS) as mesh:
+        undisturbed = told_alone(mesh.base_url)
         assert series(mesh, DESIRED_WORKERS) == [1]
         first = mesh.child("worker")
         # Six requests are more than 0.8 of a batch of four.

@@ -15,14 +15,16 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 import pytest
 import requests
-from mesh_parts import RECOVERY_S, STORY, Told, listen_to
+from mesh_parts import RECOVERY_S, Told, listen_to, told_alone
 from mesh_process import SERVICES, clean_environ, free_port, wait_until
 from metric_names import Scrape
 
 from pagemesh.shared.wire import PROTOCOL
 
-pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mesh, pytest.mark.timeout(600)]
 N_STREAMS: Final = 3
+# Four processes at a time import what they need, here beside whatever else the machine does.
+START_S: Final = 200.0
 SERVED: Final = "vllm:request_success_total"
 
 
@@ -62,7 +64,7 @@ class Version(NamedTuple):
     services: dict[str, Service]
 
     def wait_until_ready(self) -> None:
-        wait_until(lambda: all(each.is_ready() for each in self.services.values()), RECOVERY_S)
+        wait_until(lambda: all(each.is_ready() for each in self.services.values()), START_S)
 
     def drain(self, name: str) -> None:
         service = self.services[name]
@@ -89,21 +91,17 @@ def version(protocol: int, folder: Path, settings: dict[str, str]) -> Iterator[V
 
 
 @pytest.fixture
-def settings(smollm2_folder: Path, redis_url: str, mesh_name: str) -> dict[str, str]:
+def settings(tiny_settings: dict[str, str], redis_url: str, mesh_name: str) -> dict[str, str]:
     """Of all services of both versions: one registry, and one port for both gateways."""
-    assert smollm2_folder.is_dir()
     return {
+        **{f"PAGEMESH_{key.upper()}": value for key, value in tiny_settings.items()},
         "PAGEMESH_REDIS_URL": redis_url,
         "PAGEMESH_MESH_NAME": mesh_name,
         "PAGEMESH_GATEWAYS": "2",
         "PAGEMESH_WORKERS": "2",
         "PAGEMESH_PORT": str(free_port()),
-        "PAGEMESH_DTYPE": "float32",
-        "PAGEMESH_MAX_MODEL_LEN": "2048",
-        "PAGEMESH_KV_CACHE_MEMORY": "128MiB",
         "PAGEMESH_DRAIN_TIMEOUT_S": "100",
         "PAGEMESH_LOG_FORMAT": "json",
-        "PAGEMESH_LOG_LEVEL": "debug",
         "OMP_NUM_THREADS": "1",
     }
 
@@ -133,8 +131,7 @@ async def test_the_old_version_drains_beside_the_new_one_and_nothing_is_lost(
     with version(PROTOCOL, tmp_path, settings) as old:
         await asyncio.to_thread(old.wait_until_ready)
         await asyncio.to_thread(wait_until, lambda: is_ready(url), RECOVERY_S)
-        answer = requests.post(f"{url}/v1/completions", json=STORY, timeout=100)
-        undisturbed = Told(answer.json()["choices"][0]["text"], broken=False)
+        undisturbed = told_alone(url)
         listeners = Listeners(url)
         async with asyncio.TaskGroup() as group:
             for number in range(N_STREAMS):
