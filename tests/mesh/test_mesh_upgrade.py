@@ -133,10 +133,10 @@ async def test_the_old_version_drains_beside_the_new_one_and_nothing_is_lost(
         await asyncio.to_thread(wait_until, lambda: is_ready(url), RECOVERY_S)
         undisturbed = told_alone(url)
         listeners = Listeners(url)
-        async with asyncio.TaskGroup() as group:
-            for number in range(N_STREAMS):
-                group.create_task(listeners.listen(keeps_connection=number % 2 == 0))
-            with version(PROTOCOL + 1, tmp_path, settings) as new:
+        with version(PROTOCOL + 1, tmp_path, settings) as new:
+            async with asyncio.TaskGroup() as group:
+                for number in range(N_STREAMS):
+                    group.create_task(listeners.listen(keeps_connection=number % 2 == 0))
                 await asyncio.to_thread(new.wait_until_ready)
                 for name in reversed(SERVICES):
                     await asyncio.to_thread(old.drain, name)
