@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from pagemesh.gateway_series import GatewaySeries
 from pagemesh.readiness import ANSWER_TIMEOUT_S
 from pagemesh.shared.errors import SettingsError
+from pagemesh.shared.model_list import listed_models
 from pagemesh.shared.registry import Registry
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import Child, ChildSpec, Supervisor
@@ -53,6 +54,12 @@ def bounds_of(settings: Settings) -> Bounds | None:
         raise SettingsError(
             f"--workers {settings.mesh.workers} and --autoscale {text} contradict each other: "
             "leave out the one or the other",
+            key="autoscale",
+        )
+    if len(listed_models(settings.model)) > 1:
+        raise SettingsError(
+            f"--autoscale {text} is for the workers of one model: with several take --workers, or "
+            "start workers apart (pagemesh worker), by the gateways' pagemesh:desired_workers",
             key="autoscale",
         )
     return bounds

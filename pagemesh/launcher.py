@@ -31,7 +31,7 @@ from pagemesh.idle_gpus import idle_gpus
 from pagemesh.readiness import wait_for_registry, wait_until_ready
 from pagemesh.shared.errors import SettingsError
 from pagemesh.shared.logs import is_human
-from pagemesh.shared.model_list import listed_models
+from pagemesh.shared.model_list import listed_models, n_workers
 from pagemesh.shared.prepared import served_names
 from pagemesh.shared.settings import Settings
 from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, first, guarded
@@ -178,11 +178,11 @@ async def _run_mesh(
         supervisor.start(valkey)
         await first(supervisor.watch(), wait_for_registry(settings))
     workers = service_specs("worker", settings, devices)
-    n_workers = len(workers) if bounds is None else bounds.low
-    group = supervisor.start(*workers[:n_workers])
+    at_first = settings if bounds is None else with_workers(settings, bounds.low)
+    group = supervisor.start(*workers[: n_workers(at_first)])
     for service in SERVICES[1:]:
         supervisor.start(*service_specs(service, settings))
-    await first(supervisor.watch(), wait_until_ready(with_workers(settings, n_workers)))
+    await first(supervisor.watch(), wait_until_ready(at_first))
     supervisor.mark_ready()
     print(banner(settings, _model_names(settings)), flush=True)
     if bounds is not None:

@@ -39,7 +39,7 @@ class _Limits(NamedTuple):
 
     block_tokens: int
     max_model_len: int
-    variant: str
+    variant: Variant
 
 
 class Need(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pagemesh import autoscale, launcher
 from pagemesh.autoscale import Autoscaler, Bounds, bounds_of, change, check_cores, with_most_workers
@@ -19,7 +20,13 @@ from pagemesh.gateway_series import GatewaySeries, Workers, most, read_workers
 from pagemesh.idle_gpus import VISIBLE
 from pagemesh.shared.errors import SettingsError
 from pagemesh.shared.registry import Instance, Registry
-from pagemesh.shared.settings import GatewaySettings, MeshSettings, ParallelSettings, Settings
+from pagemesh.shared.settings import (
+    GatewaySettings,
+    MeshSettings,
+    ModelSettings,
+    ParallelSettings,
+    Settings,
+)
 from pagemesh.supervisor import FIRST_BACKOFF_S, ChildSpec, Supervisor
 
 GRACE_S: Final = 10.0
@@ -57,6 +64,12 @@ def test_nonsense_is_refused_with_a_sentence(text: str) -> None:
 def test_a_number_of_workers_beside_it_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"--workers 2 and --autoscale 1:4 contradict"):
         bounds_of(settings_of("1:4", workers=2))
+
+
+def test_several_models_are_refused() -> None:
+    several = replace(settings_of("1:2"), model=ModelSettings(models=["a", "b"]))
+    with pytest.raises(SettingsError, match=r"--autoscale 1:2 is for the workers of one model"):
+        bounds_of(several)
 
 
 @pytest.mark.parametrize(("device", "visible"), [("auto", "0,1"), ("cuda", "0")])
