@@ -30,7 +30,7 @@ from pagemesh.gateway.request_metrics import (
 from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Begun, Delta, EngineStatus, Generate, Prompt, WireError
-from pagemesh.shared.metrics import EngineCollector
+from pagemesh.shared.metrics import DesiredWorkersCollector, EngineCollector
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.wire import pack_ids
@@ -247,6 +247,7 @@ def test_names_types_and_labels_are_an_interface() -> None:
     metrics = GatewayMetrics(registry)
     registry.register(RequestCollector(metrics.requests, lambda: [engine()]))
     registry.register(EngineCollector(lambda: [engine()]))
+    registry.register(DesiredWorkersCollector(lambda: {"tiny": 1}))
     metrics.answered("GET", "/", 200, 0.1)
     metrics.unknown_field("chat", "made_up")
     golden = [
