@@ -76,6 +76,18 @@ async def test_a_burst_of_requests_enters_in_one_step(scheduler: Scheduler) -> N
     await tokenizer.until_over(*tokenizer.seen.values())
 
 
+async def test_the_load_says_how_many_prompt_tokens_are_left(scheduler: Scheduler) -> None:
+    """Of prompts on the worker, and of those that wait for one of its rows."""
+    worker, tokenizer = await linked(scheduler, held=True, max_num_seqs=1)
+    first = tokenizer.submit(make_submit(1, PROMPT), "worker-1")
+    await worker.until_steps(1)
+    second = tokenizer.submit(make_submit(2, PROMPT[::-1]), "worker-1")
+    await tokenizer.until(lambda: tokenizer.engines[0].stats.prefill_tokens == len(PROMPT))
+    worker.resume()
+    await tokenizer.until_over(first, second)
+    await tokenizer.until(lambda: tokenizer.engines[0].stats.prefill_tokens == 0)
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 async def test_the_worker_has_as_many_steps_as_the_depth_says(start: Start, depth: int) -> None:
     scheduler = await start(run_ahead_depth=depth)
