@@ -29,7 +29,7 @@ class Answers:
         self,
         find_model: Callable[[str], TextModel],
         known_card: Callable[[str], ModelCard | None],
-        refuse: Callable[[Outbox, str, Exception], None],
+        refuse: Callable[[Outbox, str, Exception], object],
     ) -> None:
         """`find_model` raises RequestError for a name it does not know."""
         self._find_model = find_model
