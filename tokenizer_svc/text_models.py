@@ -30,9 +30,9 @@ class TextModels:
 
     def _add(self, model: TextModel) -> None:
         """The same files may be listed under several names."""
-        model = self._by_fingerprint.setdefault(model.prepared.fingerprint, model)
+        first = self._by_fingerprint.setdefault(model.prepared.fingerprint, model)
         for name in model.names:
-            if self._by_name.setdefault(name, model) is not model:
+            if self._by_name.setdefault(name, first) is not first:
                 raise SettingsError(
                     f"two models are called {name}: list them as NAME=MODEL", key="models"
                 )

@@ -18,7 +18,13 @@ from pagemesh.gateway_port import free_port, held_port
 from pagemesh.launcher import _complete
 from pagemesh.services import run_service
 from pagemesh.shared.errors import SettingsError, StartupError
-from pagemesh.shared.settings import GatewaySettings, LogSettings, MeshSettings, Settings
+from pagemesh.shared.settings import (
+    GatewaySettings,
+    LogSettings,
+    MeshSettings,
+    ModelSettings,
+    Settings,
+)
 from pagemesh.shared.settings_sources import load_settings
 from pagemesh.shared.shared_port import shared_socket
 from pagemesh.supervisor import ChildSpec
@@ -174,6 +180,20 @@ def test_children_get_settings_and_secrets_by_environment_alone(
     assert settings.mesh.mesh_secret not in " ".join(spec.command)
     assert spec.environ["SOMETHING_ELSE"] == "kept"
     assert load_settings({}, None, spec.environ).settings == settings
+
+
+def test_each_model_has_workers_of_its_own() -> None:
+    model = ModelSettings(models=["a", "x=./b"])
+    settings = Settings(model=model, mesh=MeshSettings(workers=2))
+    specs = service_specs("worker", settings)
+    assert [spec.name for spec in specs] == [f"worker-{i}" for i in range(1, 5)]
+    loaded = [load_settings({}, None, spec.environ).settings for spec in specs]
+    assert [each.model.model for each in loaded] == ["a", "a", "./b", "./b"]
+    assert loaded[3].model.served_model_name == ["x"]
+    # They divide this machine's cores among all of them.
+    assert {each.mesh.workers for each in loaded} == {4}
+    [tokenizer] = service_specs("tokenizer", settings)
+    assert load_settings({}, None, tokenizer.environ).settings == settings
 
 
 def test_thread_settings_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
