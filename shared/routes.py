@@ -104,6 +104,8 @@ def preferred(shares: Route, key: str) -> list[str]:
     Weighted rendezvous hashing: over all keys a model comes first by its share; when one is passed
     over, or a weight changes, no other key moves than must. The same everywhere, at any time.
     """
+    if len(shares) == 1:
+        return list(shares)
     return sorted(shares, key=lambda model: (_draw(key, model) / shares[model], model))
 
 
