@@ -236,6 +236,8 @@ async def test_metrics_show_engines_statuses_and_finish_reasons(gateway: Gateway
 
 async def test_metric_names_are_an_interface(gateway: Gateway) -> None:
     await gateway.post(CHAT, BODY | {"made_up": 1})
+    gateway.core.backend.metrics.routed("fast", "tiny")
+    gateway.core.backend.metrics.passed_over("fast", "tiny")
     assert names_types_labels(await gateway.metrics()) == GATEWAY_GOLDEN.read_text()
 
 

@@ -242,7 +242,7 @@ def test_a_scrape_shows_idle_engines_with_zeros_and_leaves_nothing_behind() -> N
 
 
 def test_names_types_and_labels_are_an_interface() -> None:
-    """All but the series of the process itself, which the test over HTTP has as well."""
+    """All but the series of the process itself and its ledger, which the test over HTTP has as well."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
     registry.register(RequestCollector(metrics.requests, lambda: [engine()]))
@@ -250,10 +250,12 @@ def test_names_types_and_labels_are_an_interface() -> None:
     registry.register(DesiredWorkersCollector(lambda: {"tiny": 1}))
     metrics.answered("GET", "/", 200, 0.1)
     metrics.unknown_field("chat", "made_up")
+    metrics.routed("fast", "tiny")
+    metrics.passed_over("fast", "tiny")
     golden = [
         line
         for line in GATEWAY_GOLDEN.read_text().splitlines()
-        if not line.startswith(("pagemesh_link_", "pagemesh_redis_"))
+        if not line.startswith(("pagemesh_link_", "pagemesh_redis_", "pagemesh_ledger_"))
     ]
     assert names_types_labels(generate_latest(registry).decode()).splitlines() == golden
 
