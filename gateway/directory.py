@@ -27,6 +27,8 @@ class ModelDirectory:
         self._models: dict[str, ServedModel] = {}
         self._links_by_model: dict[str, list[str]] = {}
         self._known: dict[str, None] = {}
+        self.longest_context_tokens: int | None = None
+        """Of every model with a live engine; None without any."""
 
     def update(
         self,
@@ -56,6 +58,8 @@ class ModelDirectory:
             for name in engine.card.names:
                 self._take(ServedModel(name, engine.card))
         self._note_known(self._models)
+        lengths = (model.card.max_model_len for model in self._models.values())
+        self.longest_context_tokens = max(lengths, default=None)
 
     def _take(self, model: ServedModel) -> None:
         """Of several engines' cards, the one with the longest context counts."""
@@ -75,11 +79,6 @@ class ModelDirectory:
     def models(self) -> list[ServedModel]:
         """Every name with a live engine, aliases as entries of their own."""
         return list(self._models.values())
-
-    @property
-    def longest_context_tokens(self) -> int | None:
-        """Of every model with a live engine; None without any."""
-        return max((model.card.max_model_len for model in self._models.values()), default=None)
 
     def engines(self) -> list[EngineStatus]:
         """Every live engine once, however many links report it."""

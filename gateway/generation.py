@@ -83,6 +83,7 @@ class Generation:
         self._unfinished = n_prompts * n
         self._changed = False
         self._waiter: asyncio.Future[None] | None = None
+        self._waits_for_end = False
         self._on_change: Callable[[], None] | None = None
 
     # -- written by the upstream ------------------------------------------------------------------
@@ -97,20 +98,27 @@ class Generation:
         if self._overflowed:
             return
         if delta.choice == 0:
-            delta = self._note_prompt(self.prompts[prompt_index], delta)
+            prompt = self.prompts[prompt_index]
+            if not prompt.began or delta.prompt_logprobs is not None:
+                delta = self._note_prompt(prompt, delta)
         self.completion_tokens += len(delta.token_ids) // ID_BYTES
         if delta.finish_reason is not None:
             self._unfinished -= 1
         if prompt_index:
             delta = delta._replace(choice=prompt_index * self.n + delta.choice)
-        if delta.choice in self._pending:
-            self._pile_up(self._pending[delta.choice], delta)
-        else:
+        deltas = self._pending.get(delta.choice)
+        if deltas is None:
             self._pending[delta.choice] = [delta]
+        else:
+            self._pile_up(deltas, delta)
         self._pending_bytes += _size_bytes(delta)
         if self._pending_bytes > self._room_bytes:
             self._overflow()
-        self._wake()
+        if self._on_change is None:
+            self._wake()
+        else:
+            self._changed = True
+            self._on_change()
 
     def fail(self, error: RequestError) -> None:
         """The first error wins; it ends the whole answer."""
@@ -161,8 +169,11 @@ class Generation:
         self._changed = True
         if self._on_change is not None:
             self._on_change()
-        elif self._waiter is not None and not self._waiter.done():
+        elif self._waiter is not None and not self._waiter.done() and self._ends_wait():
             self._waiter.set_result(None)
+
+    def _ends_wait(self) -> bool:
+        return not self._waits_for_end or self._unfinished == 0 or self.error is not None
 
     # -- read by the handler ----------------------------------------------------------------------
 
@@ -221,8 +232,10 @@ class Generation:
 
     async def completed(self) -> None:
         """Return once everything is there to be taken. Raises the error that ended it."""
+        self._waits_for_end = True
         while not self.done:
             await self.changed()
+        self._waits_for_end = False
 
     def take(self) -> list[Delta]:
         """What each choice gained since the last take, as one delta. Raises the error that ended
@@ -232,6 +245,9 @@ class Generation:
         taken, self._pending, self._pending_bytes = self._pending, {}, 0
         if self._needs_prompt_logprobs:
             self._put_back(taken)
+        if len(taken) == 1:
+            (deltas,) = taken.values()
+            return deltas if len(deltas) == 1 else [_merged(deltas)]
         return [deltas[0] if len(deltas) == 1 else _merged(deltas) for deltas in taken.values()]
 
     def _put_back(self, taken: dict[int, list[Delta]]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from typing import Final
 
 from aiohttp import web
@@ -17,7 +17,7 @@ REQUEST_ID: Final = web.RequestKey("request_id", str)
 def choose_request_id(request: web.BaseRequest) -> str:
     """The client's own X-Request-Id when it is fit to be logged and echoed, else a new one."""
     given = request.headers.get("X-Request-Id", "")
-    return given if _SANE_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    return given if _SANE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
 
 
 def common_headers(request: web.BaseRequest) -> dict[str, str]:

@@ -96,12 +96,22 @@ class PendingGeneration:
 
     def add(self, delta: Delta, now_s: float) -> None:
         """Deltas of a choice that has finished (a resumed one runs again) change nothing."""
-        if delta.choice not in self._open:
+        choice = delta.choice
+        if choice not in self._open:
             return
-        if delta.error is None and delta.finish_reason != "abort":
-            self._gain(delta, now_s)
-        else:
-            self._lose(delta.choice, _why_lost(delta))
+        if delta.error is not None or delta.finish_reason == "abort":
+            self._lose(choice, _why_lost(delta))
+            return
+        timing = self._timings[choice]
+        self._ids[choice] += delta.token_ids
+        self.fruitless_losses = 0
+        if not self._prompt_counted:
+            self._count_prompt(timing, delta.cached_tokens)
+        timing.gained(len(delta.token_ids) // ID_BYTES, now_s)
+        if delta.finish_reason is not None:
+            timing.completed(now_s, self._prompt.n_tokens)
+            self._end(choice, delta.finish_reason)
+        self.generation.add(self._prompt_index, delta)
 
     def fail(self, error: RequestError) -> None:
         self._end_all("error" if self._prompt.accepted else "refused")
@@ -113,18 +123,6 @@ class PendingGeneration:
     @property
     def _prompt(self) -> PromptState:
         return self.generation.prompts[self._prompt_index]
-
-    def _gain(self, delta: Delta, now_s: float) -> None:
-        timing = self._timings[delta.choice]
-        self._ids[delta.choice] += delta.token_ids
-        self.fruitless_losses = 0
-        if not self._prompt_counted:
-            self._count_prompt(timing, delta.cached_tokens)
-        timing.gained(len(delta.token_ids) // ID_BYTES, now_s)
-        if delta.finish_reason is not None:
-            timing.completed(now_s, self._prompt.n_tokens)
-            self._end(delta.choice, delta.finish_reason)
-        self.generation.add(self._prompt_index, delta)
 
     def _count_prompt(self, timing: ChoiceTiming, cached_tokens: int) -> None:
         self._prompt_counted = True

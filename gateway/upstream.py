@@ -76,16 +76,17 @@ class Upstream:
             raise not_ready("it is shutting down")
         now_s = time.monotonic()
         entries: list[PendingGeneration] = []
-        with self._busy():
-            try:
-                for index, generate in enumerate(generates):
-                    tally = self._metrics.requests.of(generate.model)
-                    entries.append(PendingGeneration(generate, index, generation, tally, now_s))
-                    self._enter(entries[-1])
-                yield
-            finally:
-                for entry in entries:
-                    self._abandon(entry)
+        self._begin()
+        try:
+            for index, generate in enumerate(generates):
+                tally = self._metrics.requests.of(generate.model)
+                entries.append(PendingGeneration(generate, index, generation, tally, now_s))
+                self._enter(entries[-1])
+            yield
+        finally:
+            for entry in entries:
+                self._abandon(entry)
+            self._end()
 
     async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """The answer to one question. Raises the RequestError it was refused with.
@@ -93,12 +94,13 @@ class Upstream:
         Whoever stops waiting cancels the question.
         """
         call = PendingCall(question)
-        with self._busy():
+        self._begin()
+        try:
             self._enter(call)
-            try:
-                return await call.answer
-            finally:
-                self._abandon(call)
+            return await call.answer
+        finally:
+            self._abandon(call)
+            self._end()
 
     async def drain(self) -> None:
         """Take no new generations; return when every open one is answered, every question too."""
@@ -106,17 +108,15 @@ class Upstream:
         while self._open_blocks:
             await self._idle.wait()
 
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
+    def _begin(self) -> None:
         """An answer is still worded, and read by its client, when the table is empty."""
         self._open_blocks += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._open_blocks -= 1
-            if not self._open_blocks:
-                self._idle.set()
+
+    def _end(self) -> None:
+        self._open_blocks -= 1
+        if not self._open_blocks:
+            self._idle.set()
 
     def fail_all(self, error: RequestError) -> None:
         """End every request: the service stops."""
@@ -173,12 +173,12 @@ class Upstream:
                 log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
 
     def _deliver(self, link: Link, rows: list[Delta]) -> None:
-        now_s = time.monotonic()
+        now_s, table, name = time.monotonic(), self._table, link.name
         for row in rows:
-            entry = self._table.get(row.request_id)
-            if isinstance(entry, PendingGeneration) and entry.link == link.name:
+            entry = table.get(row.request_id)
+            if isinstance(entry, PendingGeneration) and entry.link == name:
                 entry.add(row, now_s)
-                if entry.done:
+                if (row.finish_reason is not None or row.error is not None) and entry.done:
                     self._leave(entry)
 
     def _entry(self, link: Link, request_id: str) -> Pending | None:
@@ -226,8 +226,7 @@ class Upstream:
         Of equals, over the one that has rested longest: every gateway knows the links in the same
         order.
         """
-        serving = self._directory.links_serving(entry.model)
-        for name in sorted(serving, key=lambda name: (self._in_flight[name], self._last_use[name])):
+        for name in self._by_load(self._directory.links_serving(entry.model)):
             try:
                 self._links[name].send(entry.frame())
             except LinkClosed:
@@ -242,6 +241,11 @@ class Upstream:
             self._last_use[name] = next(self._uses)
             return
         self._park(entry)
+
+    def _by_load(self, names: list[str]) -> list[str]:
+        if len(names) < 2:
+            return names
+        return sorted(names, key=lambda name: (self._in_flight[name], self._last_use[name]))
 
     def _replace_lost(self, name: str) -> None:
         lost = [entry for entry in self._table.values() if entry.link == name]

@@ -52,40 +52,48 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
         self._check_ranges()
 
     def _check_counts(self) -> None:
-        _require(1 <= self.n <= MAX_N, "n", f"must be between 1 and {MAX_N}", self.n)
-        if self.max_tokens is not None:
-            _require(self.max_tokens >= 0, "max_tokens", "must be at least 0", self.max_tokens)
-        _require(self.min_tokens >= 0, "min_tokens", "must be at least 0", self.min_tokens)
-        if self.max_tokens is not None:
+        if not 1 <= self.n <= MAX_N:
+            raise _wrong("n", f"must be between 1 and {MAX_N}", self.n)
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise _wrong("max_tokens", "must be at least 0", self.max_tokens)
+        if self.min_tokens < 0:
+            raise _wrong("min_tokens", "must be at least 0", self.min_tokens)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             limit = f"must be at most max_tokens ({self.max_tokens})"
-            _require(self.min_tokens <= self.max_tokens, "min_tokens", limit, self.min_tokens)
-        for name in ("logprobs", "prompt_logprobs"):
-            count = getattr(self, name)
-            if count is not None:
-                _require(
-                    0 <= count <= MAX_LOGPROBS, name, f"must be between 0 and {MAX_LOGPROBS}", count
-                )
-        _require(all(self.stop), "stop", "must not contain an empty string", self.stop)
-        readable = self.detokenize or not self.stop
-        _require(readable, "stop", "is looked for in the text: it needs detokenize", self.stop)
-        if self.seed is not None:
-            _require(-(2**63) <= self.seed < 2**63, "seed", "must fit in 64 bits", self.seed)
+            raise _wrong("min_tokens", limit, self.min_tokens)
+        _check_logprobs("logprobs", self.logprobs)
+        _check_logprobs("prompt_logprobs", self.prompt_logprobs)
+        if not all(self.stop):
+            raise _wrong("stop", "must not contain an empty string", self.stop)
+        if self.stop and not self.detokenize:
+            raise _wrong("stop", "is looked for in the text: it needs detokenize", self.stop)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise _wrong("seed", "must fit in 64 bits", self.seed)
 
     def _check_ranges(self) -> None:
-        temperature, penalty = self.temperature, self.repetition_penalty
-        rule = f"must be between 0 and {MAX_TEMPERATURE:g}"
-        _require(0 <= temperature <= MAX_TEMPERATURE, "temperature", rule, temperature)
-        _require(0 < self.top_p <= 1, "top_p", "must be in (0, 1]", self.top_p)
-        _require(self.top_k >= -1, "top_k", "must be -1, 0 or a positive count", self.top_k)
-        _require(0 <= self.min_p <= 1, "min_p", "must be in [0, 1]", self.min_p)
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(-2 <= value <= 2, name, "must be between -2 and 2", value)
-        rule = f"must be between {MIN_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}"
-        fits = MIN_REPETITION_PENALTY <= penalty <= MAX_REPETITION_PENALTY
-        _require(fits, "repetition_penalty", rule, penalty)
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            rule = f"must be between 0 and {MAX_TEMPERATURE:g}"
+            raise _wrong("temperature", rule, self.temperature)
+        if not 0 < self.top_p <= 1:
+            raise _wrong("top_p", "must be in (0, 1]", self.top_p)
+        if not self.top_k >= -1:
+            raise _wrong("top_k", "must be -1, 0 or a positive count", self.top_k)
+        if not 0 <= self.min_p <= 1:
+            raise _wrong("min_p", "must be in [0, 1]", self.min_p)
+        _check_penalty("presence_penalty", self.presence_penalty)
+        _check_penalty("frequency_penalty", self.frequency_penalty)
+        if not MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            rule = f"must be between {MIN_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}"
+            raise _wrong("repetition_penalty", rule, self.repetition_penalty)
         for bias in self.logit_bias.values():
-            _require(-100 <= bias <= 100, "logit_bias", "values must be between -100 and 100", bias)
+            if not -100 <= bias <= 100:
+                raise _wrong("logit_bias", "values must be between -100 and 100", bias)
+
+    def with_seed(self, seed: int) -> SamplingParams:
+        """The same with another `seed`, an int64. Nothing is checked again."""
+        seeded = self.__copy__()
+        msgspec.structs.force_setattr(seeded, "seed", seed)
+        return seeded
 
     @property
     def is_greedy(self) -> bool:
@@ -93,9 +101,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
         return self.temperature < 1e-5
 
 
-def _require(condition: bool, name: str, rule: str, value: object) -> None:
-    if not condition:
-        raise ValueError(f"{name} {rule}, got {value!r}")
+def _check_logprobs(name: str, count: int | None) -> None:
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise _wrong(name, f"must be between 0 and {MAX_LOGPROBS}", count)
+
+
+def _check_penalty(name: str, value: float) -> None:
+    if not -2 <= value <= 2:
+        raise _wrong(name, "must be between -2 and 2", value)
+
+
+def _wrong(name: str, rule: str, value: object) -> ValueError:
+    return ValueError(f"{name} {rule}, got {value!r}")
 
 
 def child_seed(seed: int, index: int) -> int:

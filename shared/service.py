@@ -27,6 +27,7 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pagemesh.shared.errors import StartupError
+from pagemesh.shared.loop_lag import LoopLag
 from pagemesh.shared.messages import EngineStatus, Hello
 from pagemesh.shared.registry import Instance, Registry, masked_url
 from pagemesh.shared.settings import Settings
@@ -37,6 +38,7 @@ from pagemesh.shared.wire import PROTOCOL
 log = structlog.get_logger(__name__)
 _WILDCARDS = ("0.0.0.0", "[::]")
 LAST_HANDLERS_S = 1.0
+GC_THRESHOLDS = (10_000, 10, 10)
 METRICS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -59,6 +61,7 @@ class Runtime:
         redis_up.set_function(lambda: float(not registry.away))
         self.connections: Callable[[], Iterable[object]] = tuple
         """Those that are open now, as `request.protocol` has them."""
+        self.loop_lag = LoopLag(self.metrics)
         self.epoch = time.time_ns()
         self.instance_id = f"{service}-{uuid.uuid4().hex[:8]}"
 
@@ -249,11 +252,14 @@ async def _run_until_signal(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopped.set)
     work = asyncio.create_task(core.run(), name=f"{runtime.service}-run")
+    lag = asyncio.create_task(runtime.loop_lag.run(), name="loop-lag")
     offering = [asyncio.create_task(offer, name="offer") for offer in offers]
     stop = asyncio.create_task(stopped.wait(), name="signal")
     # A full collection over a grown heap takes tens of milliseconds; what exists now stays.
     gc.collect()
     gc.freeze()
+    # A request makes some hundred objects and leaves none behind that only a collection finds.
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         done, _ = await asyncio.wait({work, *offering, stop}, return_when=asyncio.FIRST_COMPLETED)
         if stop in done:
@@ -261,9 +267,10 @@ async def _run_until_signal(
         for task in done:
             task.result()
     finally:
-        for task in (work, *offering, stop):
+        ours = (work, lag, *offering, stop)
+        for task in ours:
             task.cancel()
-        await asyncio.gather(work, *offering, stop, return_exceptions=True)
+        await asyncio.gather(*ours, return_exceptions=True)
 
 
 async def _withdraw_and_drain(

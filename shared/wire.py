@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, Final
 
-import msgpack
 import msgspec
 
 from pagemesh.shared.engine_messages import (
@@ -72,6 +71,10 @@ _TYPES: Final[tuple[type[Any], ...]] = Message.__args__
 _TAGS: Final[dict[type[Any], int]] = {kind: tag for tag, kind in enumerate(_TYPES)}
 # A fifth of the time that packb takes, for the same bytes.
 _pack: Final = msgspec.msgpack.Encoder().encode
+# Straight from the bytes into the message: a third of the time of unpacking and checking apart.
+_DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind) for kind in _TYPES)
+_SHORT_ARRAY: Final = 0x90
+_ARRAY16: Final = 0xDC
 
 
 class BadFrame(ValueError):
@@ -96,12 +99,22 @@ def decode(frame: bytes) -> Message:
     Raises BadFrame, and nothing else, on anything that is not a message.
     """
     try:
-        tag, *fields = msgpack.unpackb(frame, strict_map_key=False, use_list=True)
-        kind = _TYPES[tag]
-        message: Message = msgspec.convert(fields, kind, builtin_types=(bytes,))
-    except (ValueError, TypeError, IndexError, RecursionError, msgpack.UnpackException) as error:
+        tag, fields = _untagged(frame)
+        message: Message = _DECODERS[tag].decode(fields)
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise BadFrame(f"not a frame of protocol {PROTOCOL}: {error}") from error
     return message
+
+
+def _untagged(frame: bytes) -> tuple[int, bytes]:
+    """The tag, and the array of the fields alone. Raises IndexError, ValueError, OverflowError."""
+    head = frame[0]
+    if head & 0xF0 == _SHORT_ARRAY:
+        return frame[1], bytes((max(head - 1, _SHORT_ARRAY),)) + frame[2:]
+    if head != _ARRAY16:
+        raise ValueError("it is no array")
+    n_fields = int.from_bytes(frame[1:3], "big") - 1
+    return frame[3], frame[:1] + n_fields.to_bytes(2, "big") + frame[4:]
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:

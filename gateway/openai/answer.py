@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Protocol
@@ -23,6 +22,7 @@ from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
 from pagemesh.gateway.openai.sse import Chunks, stream
 from pagemesh.gateway.openai.usage import usage
+from pagemesh.gateway.whole import json_answer
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta, Generate, Prompt
 from pagemesh.shared.sampling import SamplingParams
@@ -37,8 +37,7 @@ log = structlog.get_logger(__name__)
 encode_json: Final = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One HTTP request, checked. Prompt `p` travels under the id `{id}` or `{id}-{p}`."""
 
     id: str
@@ -85,7 +84,7 @@ class Job:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return f"{prefix}-{os.urandom(16).hex()}"
 
 
 class Answer(Chunks, Protocol):
@@ -116,7 +115,7 @@ async def respond(
             body = await _whole(backend, generation, answer)
     finally:
         _log_end(request, job, generation)
-    return web.Response(body=body, content_type="application/json")
+    return json_answer(request, body)
 
 
 async def _whole(backend: Backend, generation: Generation, answer: Answer) -> bytes:
@@ -167,7 +166,7 @@ class ChunkFrame:
 
     def __init__(self, job: Job, object_name: str, generation: Generation) -> None:
         self._options = job.body.stream_options or StreamOptions()
-        self._counts_each = self._options.continuous_usage_stats
+        self.counts_each = bool(self._options.continuous_usage_stats)
         self._generation = generation
         envelope = {
             "id": job.id,
@@ -178,9 +177,14 @@ class ChunkFrame:
         self._head = b"data: " + encode_json(envelope)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self._options.include_usage else b"]}\n\n"
 
+    def around(self, before: bytes, after: bytes) -> tuple[bytes, bytes]:
+        """What stands around the middle of a choice that is `before`, middle, `after` each time.
+        Not for answers that count in each chunk."""
+        return self._head + before, after + self._tail
+
     def event(self, choice: bytes) -> bytes:
         """One chunk with one choice."""
-        tail = self._usage_tail() if self._counts_each else self._tail
+        tail = self._usage_tail() if self.counts_each else self._tail
         return self._head + choice + tail
 
     def usage_event(self) -> bytes:

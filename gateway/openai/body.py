@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
@@ -13,6 +14,7 @@ from pagemesh.gateway.offload import LARGE_BYTES, Offload
 from pagemesh.gateway.openai.fields import HARMLESS
 from pagemesh.shared.errors import RequestError
 
+SHORT_BYTES: Final = 8 * 2**10
 MAX_DEPTH: Final = 64
 MAX_FIELDS: Final = 1024
 MAX_STRINGS: Final = 2**18
@@ -63,11 +65,18 @@ class IdLimit:
             self.check(self.limit, max(body.count(b"[") - 1, 1), longest)
 
 
+def _is_short(body: bytes, id_limit: IdLimit | None) -> bool:
+    """So short that no count of anything in it, its token ids too, can be over a limit."""
+    return len(body) <= SHORT_BYTES and (id_limit is None or len(body) <= 2 * id_limit.limit)
+
+
 class BodyDecoder(Generic[T]):
     """Decodes the bodies of one endpoint."""
 
     def __init__(self, kind: type[T], refused: Mapping[str, tuple[Any, ...]]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
+        plain = msgspec.defstruct("Plain", (), bases=(kind,), forbid_unknown_fields=True)
+        self._plain_decoder = msgspec.json.Decoder(plain)
         self._known = frozenset(kind.__struct_fields__)
         self._refused = refused
 
@@ -76,6 +85,10 @@ class BodyDecoder(Generic[T]):
 
         Raises RequestError (400) naming the field at fault.
         """
+        if _is_short(body, id_limit):
+            # Most bodies hold nothing that has to be looked at by name. Others are read again.
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                return self._plain_decoder.decode(body), []
         check_structure(body)
         try:
             fields = _RAW_OBJECT.decode(body)

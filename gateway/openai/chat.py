@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from aiohttp import web
@@ -74,7 +74,6 @@ class ChatAnswer:
     def __init__(self, job: Job, generation: Generation) -> None:
         self._job = job
         self._generation = generation
-        self._frame = ChunkFrame(job, "chat.completion.chunk", generation)
 
     async def prepare(self) -> None:
         """Everything comes with the gains."""
@@ -100,6 +99,17 @@ class ChatAnswer:
             "stop_reason": gain.stop_reason,
         }
 
+    @cached_property
+    def _frame(self) -> ChunkFrame:
+        return ChunkFrame(self._job, "chat.completion.chunk", self._generation)
+
+    @cached_property
+    def _plain(self) -> tuple[bytes, bytes] | None:
+        """Around index and text, if nothing else of a chunk may change while the choice goes on."""
+        if self._job.params.logprobs is not None or self._frame.counts_each:
+            return None
+        return self._frame.around(b'{"index":', b'},"logprobs":null,"finish_reason":null}')
+
     async def opening(self) -> bytes:
         delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
         return b"".join(
@@ -116,6 +126,10 @@ class ChatAnswer:
 
     def event(self, gain: Delta) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
+        if self._plain is not None and gain.text and gain.finish_reason is None:
+            before, after = self._plain
+            text = encode_json(gain.text)
+            return b'%b%d,"delta":{"content":%b%b' % (before, gain.choice, text, after)
         events = b""
         if gain.text or gain.logprobs:
             logprobs = encode_json(chat_logprobs(gain.logprobs)) if gain.logprobs else b"null"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -22,6 +22,7 @@ from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.messages import Delta, Prompt, Tokenize, Tokenized
 
 _GOES_ON: Final = b'"finish_reason":null,"stop_reason":null'
+_PLAIN: Final = b',"logprobs":null,' + _GOES_ON + b"}"
 
 
 class CompletionsEndpoint:
@@ -68,10 +69,11 @@ class CompletionAnswer:
         self._backend = backend
         self._job = job
         self._generation = generation
-        self._frame = ChunkFrame(job, "text_completion", generation)
         n_choices = len(job.prompts) * job.params.n
         self._to_echo = set(range(n_choices)) if job.want_prompt_text else set()
-        self._logprobs = [CompletionLogprobs() for _ in range(n_choices)]
+        self._logprobs: list[CompletionLogprobs] = []
+        if job.params.logprobs is not None:
+            self._logprobs = [CompletionLogprobs() for _ in range(n_choices)]
         self._first_tokens: dict[bytes, str] = {}
 
     async def prepare(self) -> None:
@@ -105,6 +107,17 @@ class CompletionAnswer:
             "prompt_logprobs": scored_prompt,
         }
 
+    @cached_property
+    def _frame(self) -> ChunkFrame:
+        return ChunkFrame(self._job, "text_completion", self._generation)
+
+    @cached_property
+    def _plain(self) -> tuple[bytes, bytes] | None:
+        """Around index and text, if nothing else of a chunk may change while the choice goes on."""
+        if self._job.want_prompt_text or self._job.params.logprobs is not None:
+            return None
+        return None if self._frame.counts_each else self._frame.around(b'{"index":', _PLAIN)
+
     async def opening(self) -> bytes:
         await self.prepare()
         return b""
@@ -126,6 +139,9 @@ class CompletionAnswer:
 
     def event(self, gain: Delta) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""
+        if self._plain is not None and gain.text and gain.finish_reason is None:
+            before, after = self._plain
+            return b'%b%d,"text":%b%b' % (before, gain.choice, encode_json(gain.text), after)
         text, logprobs = self._text_and_logprobs(gain)
         if not text and not gain.logprobs and gain.finish_reason is None:
             return b""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -29,14 +29,17 @@ def timeout_of(request: web.Request, field_s: float | None) -> float | None:
     return None if given is None else _positive(_number(given), HEADER)
 
 
-@contextmanager
-def cut_off(generation: Generation, timeout_s: float | None) -> Iterator[None]:
+def cut_off(generation: Generation, timeout_s: float | None) -> AbstractContextManager[None]:
     """Fail `generation` with 504 if the block takes longer. A handler that hangs on, because its
     client reads nothing, is cancelled."""
     task = asyncio.current_task()
     if timeout_s is None or task is None:
-        yield
-        return
+        return nullcontext()
+    return _timed(generation, timeout_s, task)
+
+
+@contextmanager
+def _timed(generation: Generation, timeout_s: float, task: asyncio.Task[Any]) -> Iterator[None]:
     late = RequestError(
         f"The answer was not complete within the {timeout_s:g} s that the request allows.",
         status=504,

@@ -45,11 +45,10 @@ class Turn:
 
     def _end(self) -> None:
         streams, self._streams = self._streams, {}
-        worded = [(stream, stream.word()) for stream in streams]
+        worded = [(stream, data) for stream in streams if (data := stream.word())]
         nudge_at_s = asyncio.get_running_loop().time() + KEEP_ALIVE_S
         for stream, data in worded:
-            if data:
-                stream.write(data, nudge_at_s)
+            stream.write(data, nudge_at_s)
         self._token_s.observe(time.monotonic() - self._since_s)
 
 
@@ -60,9 +59,10 @@ class LiveStream:
         self, turn: Turn, transport: asyncio.Transport, generation: Generation, wording: Wording
     ) -> None:
         self._turn = turn
-        self._transport = transport
+        self._unsent_bytes = transport.get_write_buffer_size
+        self._write = transport.write
         self._generation = generation
-        self._wording = wording
+        self._event = wording.event
         self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -76,11 +76,14 @@ class LiveStream:
         generation = self._generation
         if self._left.done():
             return b""
-        if generation.wants_handler or self._transport.get_write_buffer_size():
+        if generation.wants_handler or self._unsent_bytes():
             self._left.set_result(None)
             return b""
         try:
-            return b"".join(map(self._wording.event, generation.take()))
+            gains = generation.take()
+            if len(gains) == 1:
+                return self._event(gains[0])
+            return b"".join(map(self._event, gains))
         except Exception as error:
             self._left.set_exception(error)
             return b""
@@ -89,6 +92,6 @@ class LiveStream:
         """One chunk (RFC 9112, section 7.1). A transport that fails costs no other stream."""
         self._generation.nudge_at_s = nudge_at_s
         try:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
         except Exception as error:
             self._left.set_exception(error)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 from typing import Any, Final
 
 from aiohttp import web
-from msgspec.structs import replace
 
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.prompts import check_vocabulary
@@ -43,6 +43,7 @@ _SAME_NAME: Final = (
     "skip_special_tokens",
     "prompt_logprobs",
 )
+_same_values: Final = attrgetter(*_SAME_NAME)
 
 
 class Seeds:
@@ -54,7 +55,7 @@ class Seeds:
     def seeded(self, params: SamplingParams) -> SamplingParams:
         if params.seed is not None:
             return params
-        return replace(params, seed=self._random.getrandbits(SEED_BITS))
+        return params.with_seed(self._random.getrandbits(SEED_BITS))
 
 
 def split_key(request: web.Request, body: GenerationRequest) -> str:
@@ -105,9 +106,9 @@ def _build(
     request: GenerationRequest, card: ModelCard, limit_name: str, **fields: Any
 ) -> SamplingParams:
     _check_request(request, card)
-    given = {name: getattr(request, name) for name in _SAME_NAME}
-    given = {name: value for name, value in given.items() if value is not None}
-    logit_bias = _logit_bias(request.logit_bias or {}, card)
+    values = zip(_SAME_NAME, _same_values(request), strict=True)
+    given = {name: value for name, value in values if value is not None}
+    logit_bias = _logit_bias(request.logit_bias, card) if request.logit_bias else {}
     rule = structured_outputs(request)
     try:
         return SamplingParams(**(given | fields), logit_bias=logit_bias, structured_outputs=rule)
@@ -126,12 +127,16 @@ def _check_request(request: GenerationRequest, card: ModelCard) -> None:
         raise bad("stream_options", "needs stream to be true")
     if request.prompt_logprobs is not None and request.stream:
         raise bad("prompt_logprobs", "is not available in a stream", code="unsupported_parameter")
-    for name in ("stop", "stop_token_ids"):
-        stops = getattr(request, name)
-        if isinstance(stops, list) and len(stops) > MAX_STOPS:
-            raise bad(name, f"must hold at most {MAX_STOPS} entries, got {len(stops)}")
+    _check_stops(request.stop, "stop")
+    _check_stops(request.stop_token_ids, "stop_token_ids")
     _check_cache_names(request)
-    check_vocabulary(request.stop_token_ids or [], card, "stop_token_ids")
+    if request.stop_token_ids:
+        check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
+
+
+def _check_stops(stops: object, param: str) -> None:
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        raise bad(param, f"must hold at most {MAX_STOPS} entries, got {len(stops)}")
 
 
 def _check_cache_names(request: GenerationRequest) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.openai.answer import Job
-from pagemesh.gateway.openai.body import BodyDecoder
+from pagemesh.gateway.openai.body import SHORT_BYTES, BodyDecoder
 from pagemesh.gateway.openai.chat import chat_prompt
 from pagemesh.gateway.openai.fields import CHAT_REFUSED, REFUSED
 from pagemesh.gateway.openai.params import Seeds, chat_params, completion_params
@@ -79,6 +79,24 @@ def test_completions(body: dict[str, Any]) -> None:
         check(request, found, completion_params(request, CARD))
     except RequestError as error:
         refused(error)
+
+
+@given(
+    body=bodies(CompletionRequest, {"prompt": prompts}),
+    others=st.dictionaries(st.sampled_from(["user", "tools", "made_up", "suffix"]), values),
+)
+def test_short_bodies_are_read_as_long_ones(body: dict[str, Any], others: dict[str, Any]) -> None:
+    encoded = msgspec.json.encode(body | others)
+    assert read(encoded) == read(encoded + b" " * SHORT_BYTES)
+
+
+def read(encoded: bytes) -> object:
+    """All that a completion's body comes to."""
+    try:
+        request, unknown = BodyDecoder(CompletionRequest, REFUSED).decode(encoded)
+    except RequestError as error:
+        return error.message, error.code, error.param
+    return msgspec.to_builtins(request), unknown
 
 
 @given(body=st.binary())

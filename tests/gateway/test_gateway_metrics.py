@@ -241,6 +241,9 @@ def test_a_scrape_shows_idle_engines_with_zeros_and_leaves_nothing_behind() -> N
     assert requests.models == {}
 
 
+OF_THE_PROCESS = tuple(f"pagemesh_{name}_" for name in ("event_loop", "ledger", "link", "redis"))
+
+
 def test_names_types_and_labels_are_an_interface() -> None:
     """All but the series of the process itself and its ledger, which the test over HTTP has as well."""
     registry = CollectorRegistry()
@@ -255,7 +258,7 @@ def test_names_types_and_labels_are_an_interface() -> None:
     golden = [
         line
         for line in GATEWAY_GOLDEN.read_text().splitlines()
-        if not line.startswith(("pagemesh_link_", "pagemesh_redis_", "pagemesh_ledger_"))
+        if not line.startswith(OF_THE_PROCESS)
     ]
     assert names_types_labels(generate_latest(registry).decode()).splitlines() == golden
 

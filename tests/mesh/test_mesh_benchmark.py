@@ -71,3 +71,16 @@ def test_every_process_of_every_shape_has_its_figures(smollm2_folder: Path, tmp_
         assert row["tokens_per_s"] == pytest.approx(row["requests_per_s"] * row["tokens"])
         assert 0 < row["events_per_token"] <= 1
         assert line.split()[3] == f"{row['tokens_per_s']:.0f}"
+
+
+def test_a_gateway_alone_has_figures_of_requests_and_streams(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("gateway_alone.py")
+    load = ("--streams", "8", "--connections", "4", "--rates", "400", "--seconds", "1")
+    command = [sys.executable, str(script), *load, "--tool", "ours", "--json", "alone.json"]
+    subprocess.run(command, check=True, cwd=tmp_path, env=clean_environ())
+    rows = json.loads((tmp_path / "alone.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == [
+        *("one write an event", "aiohttp alone", "short answers", "streams")
+    ]
+    assert all(row["per_s"] > 0 for row in rows)
+    assert rows[3]["events_per_token"] == pytest.approx(1, abs=0.2)

@@ -47,7 +47,6 @@ print(json.dumps(loaded))
 GATEWAY_EXTENSIONS = {
     "aiohttp",
     "frozenlist",
-    "msgpack",
     "msgspec",
     "multidict",
     "propcache",

@@ -88,3 +88,13 @@ def test_a_table_is_for_people_and_its_figures_for_machines() -> None:
     shown = stderr_of("info", "human", NO_COLOR="1").splitlines()[-3:]
     assert shown[0].rstrip().endswith("divided")
     assert shown[1:] == ["  weights  5 bytes", "  KV pool  2 MiB: 3 blocks"]
+
+
+def test_half_a_surrogate_pair_is_still_a_line() -> None:
+    told = 'log.warning("told", text=chr(0xD800), thing=object)\n'
+    program = PROGRAM.partition("log.debug")[0] + told
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "info", "json"], capture_output=True, text=True, check=True
+    )
+    line = json.loads(ran.stderr)
+    assert (line["text"], line["thing"]) == (chr(0xD800), repr(object))

@@ -32,3 +32,9 @@ def test_a_stop_string_needs_a_text_to_stand_in() -> None:
 def test_the_bounds_themselves_pass() -> None:
     assert SamplingParams(temperature=0.0, repetition_penalty=1e-3).is_greedy
     assert not SamplingParams(temperature=1e3, repetition_penalty=1e3).is_greedy
+
+
+def test_another_seed_changes_nothing_else() -> None:
+    params = SamplingParams(n=2, stop="a", temperature=0.5)
+    assert params.with_seed(7) == SamplingParams(n=2, stop="a", temperature=0.5, seed=7)
+    assert params.seed is None

@@ -7,7 +7,7 @@ import time
 import types
 from typing import Any, get_args, get_origin, get_type_hints
 
-import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,7 +104,7 @@ def test_a_damaged_frame_raises_only_bad_frame(message: Message, data: st.DataOb
 )
 def test_what_is_no_message_is_a_bad_frame(fields: Any) -> None:
     with pytest.raises(BadFrame):
-        decode(msgpack.packb(fields))
+        decode(msgspec.msgpack.encode(fields))
 
 
 def test_deep_nesting_is_a_bad_frame() -> None:
