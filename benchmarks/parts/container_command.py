@@ -25,7 +25,7 @@ if "--tls" in sys.argv else {}
 redis.Redis(**tls).ping()
 """
 # An image's variables that concern files which are elsewhere here.
-_PLACES: Final = frozenset({"PATH", "PYTHONPATH"})
+_PLACES: Final = frozenset({"PATH"})
 
 
 class ContainerCommand(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Final
 import pytest
 import requests
 from composed import KEY, ROOT, Mesh, composed_mesh, why_no_containers
+from openai import InternalServerError
 
 SCALE: Final = {"gateway": 3, "tokenizer": 2, "scheduler": 2, "worker": 2}
 N_STREAMS: Final = 8
@@ -86,9 +87,11 @@ def test_under_load_it_scales_down_and_loses_one_of_each(folder: Path) -> None:
             lambda: containers.kill(containers.running("tokenizer")[0]),
             lambda: containers.stop(containers.only("valkey")),
             lambda: containers.start("valkey"),
+            lambda: mesh.wait_for(lambda: mesh.engines() == SCALE["worker"]),
             lambda: containers.stop(containers.running("worker")[0]),
         ]
-        told = mesh.stream(mesh.model)
+        model = mesh.model
+        told = mesh.stream(model)
         assert mesh.in_flight_after_first_token() == 1
         with Load(mesh) as load:
             for change in changes:
@@ -97,9 +100,14 @@ def test_under_load_it_scales_down_and_loses_one_of_each(folder: Path) -> None:
         assert set(load.texts) == {told}
         containers.kill(containers.running("gateway")[0])
         assert mesh.stream(mesh.model) == told
+        for worker in containers.running("worker"):
+            containers.kill(worker)
+        with pytest.raises(InternalServerError, match="The server is not ready"):
+            mesh.stream(model)
         assert set(containers.down().values()) == {0}
 
 
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
 def test_tls_on_every_hop(folder: Path) -> None:
     """With the certificates that docs/deploy.md makes."""
     if shutil.which("redis-server") is None:

@@ -85,6 +85,12 @@ def test_the_code_is_the_last_layer() -> None:
         assert IMAGES[target].layers[-1] == "COPY --from=build /app /app"
 
 
+def test_the_code_is_found_without_variables() -> None:
+    """pagemesh serve gives its Valkey none."""
+    assert all("PYTHONPATH" not in image.environment for image in IMAGES.values())
+    assert any("echo /app >" in layer for layer in IMAGES["base"].layers)
+
+
 def test_all_in_one_is_pagemesh_serve() -> None:
     for target in ("all-in-one", "all-in-one-cpu"):
         assert (IMAGES[target].entrypoint, IMAGES[target].command) == (["pagemesh", "serve"], [])
