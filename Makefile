@@ -10,7 +10,7 @@ TRITON := triton==3.6.0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 
-.PHONY: serve test compose lint docs format clean
+.PHONY: serve test compose chaos lint docs format clean
 
 serve: $(VENV)/serve.installed
 	@$(BIN)/pagemesh serve $(MODEL) $(ARGS)
@@ -22,6 +22,11 @@ test: $(VENV)/dev.installed
 # compose.yaml at length, its containers being network namespaces: root, iproute2 and haproxy.
 compose: $(VENV)/dev.installed
 	$(BIN)/python -m pytest -n 0 tests/deploy/compose_check.py $(ARGS)
+
+# Everything that may befall a mesh, under load, in about five minutes; what its clients notice.
+chaos: $(VENV)/dev.installed
+	$(BIN)/pagemesh prepare smollm2-135m-instruct
+	$(BIN)/python benchmarks/chaos.py scripted $(ARGS)
 
 # mypy follows no import hooks, so it reads the packages through a tree of links.
 lint: $(VENV)/dev.installed

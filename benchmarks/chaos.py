@@ -4,9 +4,9 @@
     python benchmarks/chaos.py real                the real model in float32, greedy
 
 Two gateways, tokenizer services, schedulers and workers, and Redis; each in a network namespace of
-its own where that is permitted. Every fault of every service comes in turn (see parts/chaos_faults)
-for `--seconds`. The exit code is 1 if a client was told anything wrong, if a request failed
-anywhere, if the books of a service do not add up, or if a pause is longer than `--max-pause-s`.
+its own where that is permitted. Every fault of every service comes in turn: see parts/chaos_faults.
+The exit code is 1 if a client was told anything wrong, if a request failed anywhere, if the books
+of a service do not add up, or if a pause is longer than `--max-pause-s`.
 Run `pagemesh prepare` once before.
 """
 
@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -84,11 +83,11 @@ async def hurt(args: argparse.Namespace, mesh: ChaosMesh, asks: Asks) -> list[st
     await asyncio.sleep(WARM_S)
     noticed: list[Noticed] = []
     end_s = time.monotonic() + args.seconds
-    for number, fault in islice(rounds(faults_of(args, mesh)), args.count):
+    for number, fault in rounds(faults_of(args, mesh)):
+        if number > 0 and time.monotonic() > end_s:
+            break
         noticed.append(await tormentor.inflict(fault, number))
         print(noticed[-1].line(), flush=True)
-        if time.monotonic() > end_s:
-            break
     clients.stop()
     await asyncio.wait_for(asking, END_S)
     keeping.cancel()
@@ -125,23 +124,25 @@ def is_slow(noticed: Noticed, max_pause_s: float) -> bool:
 
 
 def faults_of(args: argparse.Namespace, mesh: ChaosMesh) -> list[Fault]:
-    faults = all_faults(can_cut=mesh.can_cut)
-    return [
-        fault
-        for fault in faults
-        if fault.kind in (args.kinds or [fault.kind])
-        and fault.service in (args.services or [fault.service])
-    ]
+    possible = all_faults(can_cut=mesh.can_cut)
+    return [fault for fault in args.faults if fault in possible] if args.faults else possible
+
+
+def fault_of(text: str) -> Fault:
+    fault = Fault(*text.split(":", 1))
+    if fault not in all_faults(can_cut=True):
+        raise argparse.ArgumentTypeError(f"{text} is none of those in parts/chaos_faults")
+    return fault
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("mode", choices=("scripted", "real"))
     parser.add_argument("--streams", type=int, help="clients at a time (200, real: 24)")
-    parser.add_argument("--seconds", type=float, default=270.0, help="no new fault after that")
-    parser.add_argument("--count", type=int, help="no more faults than that")
-    parser.add_argument("--kinds", nargs="+", help="of faults; all")
-    parser.add_argument("--services", nargs="+", help="to be hurt; all, redis too")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="begin again until then; 0: once round"
+    )
+    parser.add_argument("--faults", nargs="+", type=fault_of, help="KIND:SERVICE …; all")
     parser.add_argument("--step-ms", type=float, default=50.0, help="of the scripted workers")
     parser.add_argument("--max-pause-s", type=float, default=3.0)
     parser.add_argument("--log", type=Path, help="what the services say goes there")

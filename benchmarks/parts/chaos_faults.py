@@ -16,9 +16,10 @@ from parts.conservation import Bookkeeper
 
 HURT: Final = ("worker", "scheduler", "tokenizer", "gateway")
 KINDS: Final = ("kill", "freeze", "cut", "drain")
+CALM: Final = "nothing"
 OF_REDIS: Final = ("kill", "flush", "freeze", "cut", "restart")
 # Longer than any silence that is forgiven, so that the peers go on without it, and it comes back.
-LASTS_S: Final = 5.0
+LASTS_S: Final = 4.0
 FREED_S: Final = 3.0
 _SETTLES_S: Final = 1.0
 _POLL_S: Final = 0.05
@@ -31,8 +32,9 @@ _SIGNALS: Final = {
 
 
 class Fault(NamedTuple):
-    """`kill`: SIGKILL. `freeze`: SIGSTOP for a while. `cut`: of its network, for a while. `drain`
-    and `restart`: SIGTERM. `flush`: Redis forgets everything."""
+    """`nothing` shows what clients notice of a busy machine alone. `kill`: SIGKILL. `freeze`:
+    SIGSTOP for a while. `cut`: of its network, for a while. `drain`, `restart`: SIGTERM. `flush`:
+    Redis forgets everything."""
 
     kind: str
     service: str
@@ -58,9 +60,9 @@ class Noticed(NamedTuple):
 
 
 def all_faults(*, can_cut: bool) -> list[Fault]:
-    """Each kind, at each service, kinds first."""
+    """Nothing, then each kind at each service, kinds first."""
     of_services = [Fault(kind, service) for kind in KINDS for service in HURT]
-    faults = [*of_services, *(Fault(kind, REDIS) for kind in OF_REDIS)]
+    faults = [Fault(CALM, "worker"), *of_services, *(Fault(kind, REDIS) for kind in OF_REDIS)]
     return [fault for fault in faults if can_cut or fault.kind != "cut"]
 
 
@@ -115,6 +117,8 @@ class Tormentor:
 
     async def _strike(self, fault: Fault, name: str) -> None:
         match fault.kind:
+            case "nothing":
+                await asyncio.sleep(LASTS_S)
             case "flush":
                 await self._mesh.flush_redis()
             case "freeze":
