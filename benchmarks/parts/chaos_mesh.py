@@ -31,7 +31,7 @@ from parts.services import free_port, python_path
 
 REDIS: Final = "redis"
 NAME: Final = "CHAOS_NAME"
-READY_S: Final = 60.0
+READY_S: Final = 240.0
 # What streams through a gateway must end there.
 GATEWAY_DRAIN_S: Final = 20.0
 _POLL_S: Final = 0.1

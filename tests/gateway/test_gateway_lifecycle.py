@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from gateway_fakes import (
     say_hello,
     settings_for,
 )
+from msgspec.structs import replace
 
 from pagemesh.gateway.upstream import MAX_FRUITLESS_LOSSES
 from pagemesh.shared.engine_messages import NeedSnapshot
@@ -495,3 +497,20 @@ async def test_a_connection_that_was_open_when_draining_began_is_served_once_mor
 async def one_connection() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
         yield session
+
+
+async def test_a_drain_that_takes_too_long_ends_its_streams_with_an_error(
+    settings: Settings, tokenizer: FakeTokenizer
+) -> None:
+    hasty = replace(settings, mesh=replace(settings.mesh, drain_timeout_s=0.2))
+    async with running_gateway(hasty) as gateway:
+        await gateway.until_ready()
+        body = {"prompt": "a", "stream": True}
+        asking = asyncio.create_task(gateway.session.post(gateway.url + COMPLETIONS, json=body))
+        talk = await tokenizer.asked.get()
+        talk.accept()
+        talk.delta("one ", [1])
+        response = await asking
+        os.kill(os.getpid(), signal.SIGTERM)
+        *_, error, done = await read_events(response)
+        assert (json.loads(error)["error"]["code"], done) == ("service_unavailable", "[DONE]")

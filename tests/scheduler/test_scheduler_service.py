@@ -355,3 +355,16 @@ async def test_draining_sends_newcomers_away_and_waits_for_the_rest(scheduler: S
     await drained
     assert answer.ids == expected_answer(PROMPT, 8)
     assert unpack_ids(worker.steps[-1].gone) == [0]
+
+
+async def test_a_drain_that_takes_too_long_gives_its_requests_up(scheduler: Scheduler) -> None:
+    worker, tokenizer = await linked(scheduler, held=True)
+    tokenizer.submit(make_submit(1, PROMPT), "worker-1")
+    await worker.until_steps(1)
+    assert scheduler.service is not None
+    drained = asyncio.create_task(scheduler.service.drain())
+    await tokenizer.until(lambda: tokenizer.draining)
+    drained.cancel()
+    with pytest.raises(StopAsyncIteration):
+        await tokenizer.until(lambda: False)
+    worker.resume()

@@ -133,6 +133,10 @@ class ScriptedGateway:
     def is_silent(self, request_id: str) -> bool:
         return self._queue(request_id).empty()
 
+    async def ended(self) -> None:
+        """Wait until the service has closed the link."""
+        await self._reader
+
     async def ready(self) -> Engines:
         """Wait until the service knows an engine."""
         while not (engines := await self.engines.get()).engines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from conversation import STORY, idle, ids_of, placed, say, until_engines
 from neighbours import Mesh, ScriptedGateway, ScriptedScheduler
 from prometheus_client import generate_latest
@@ -223,6 +224,18 @@ async def test_drain_refuses_new_requests_and_waits_for_the_running(
     scheduler.send(tokens({submit.key: [5]}, ended=[Ended(submit.key, "length")]))
     await drained
     assert (await gateway.delta("r1")).finish_reason == "length"
+
+
+async def test_a_drain_that_takes_too_long_gives_its_requests_up(
+    mesh: Mesh, gateway: ScriptedGateway, scheduler: ScriptedScheduler
+) -> None:
+    submit = await placed(gateway, scheduler, generate())
+    scheduler.send(tokens({submit.key: [5]}))
+    await gateway.delta("r1")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(mesh.service.drain(), 0.05)
+    await gateway.ended()
+    assert (await scheduler.ends.get()).keys == [submit.key]
 
 
 async def test_metrics_count_tokens_and_name_engines(

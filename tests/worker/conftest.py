@@ -38,13 +38,14 @@ def decoder() -> Decoder:
 async def start(
     redis_url: str, mesh_name: str
 ) -> AsyncIterator[Callable[[BuildRunner], AsyncIterator[Worker]]]:
-    settings = Settings(
-        mesh=MeshSettings(redis_url=redis_url, mesh_name=mesh_name, drain_timeout_s=20)
-    )
     registry = Registry(redis_url, mesh_name)
 
     @asynccontextmanager
-    async def start(build: BuildRunner) -> AsyncIterator[Worker]:
+    async def start(build: BuildRunner, drain_timeout_s: float = 20) -> AsyncIterator[Worker]:
+        mesh = MeshSettings(
+            redis_url=redis_url, mesh_name=mesh_name, drain_timeout_s=drain_timeout_s
+        )
+        settings = Settings(mesh=mesh)
         service = partial(WorkerService, build=build)
         task = asyncio.create_task(serve("worker", settings, service, host="127.0.0.1", port=0))
         async with aiohttp.ClientSession() as session:

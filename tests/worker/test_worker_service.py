@@ -112,6 +112,24 @@ async def test_a_step_that_hangs_is_reported_with_what_it_does(
     assert "in forward" in str(entries[0]["stack"])
 
 
+async def test_a_drain_that_takes_too_long_gives_its_requests_up(
+    start: Callable, decoder: Decoder
+) -> None:
+    async with (
+        start(lambda _settings, _report: tiny_runner(decoder), drain_timeout_s=0.2) as worker,
+        worker.scheduler() as scheduler,
+    ):
+        await scheduler.engines()
+        books = driver()
+        books.enter(0, PROMPT)
+        scheduler.link.send(books.plan({0: 4}))
+        assert await scheduler.tokens() == alone(decoder, PROMPT, GREEDY, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await scheduler.engines()).draining
+        assert await scheduler.ended()
+        await worker.task
+
+
 async def test_drain_lets_running_requests_finish(worker: Worker, decoder: Decoder) -> None:
     async with worker.scheduler() as scheduler:
         assert not (await scheduler.engines()).draining
