@@ -77,6 +77,11 @@ class Link:
     def closed(self) -> bool:
         return self._closed_reason is not None
 
+    @property
+    def closed_reason(self) -> str | None:
+        """Why it closed; None while it is open."""
+        return self._closed_reason
+
     def send(self, message: Message) -> None:
         """Queue one message. Raises LinkClosed when the link is gone or its buffer is full."""
         if self._closed_reason is not None:

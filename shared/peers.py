@@ -152,4 +152,4 @@ class Peers:
             echoes.cancel()
             self.links.pop(link.name, None)
             await link.close()
-            log.info("link_down", peer=link.name)
+            log.info("link_down", peer=link.name, reason=link.closed_reason)

@@ -27,7 +27,7 @@ from pagemesh.shared.settings import Settings
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 PATIENT: Final = ("--request-timeout-s", "100")
-# Heartbeats notice a frozen peer within ten seconds; the rest is patience with a busy machine.
+# A frozen peer is noticed within two seconds; the rest is patience with a busy machine.
 FROZEN_NOTICED_S: Final = 40.0
 DUMMY_MESH: Final = (*SMALL_MESH, "--load-format", "dummy")
 
