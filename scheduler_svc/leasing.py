@@ -60,11 +60,12 @@ class Leasing:
         live = {*view.schedulers} - {self._me} if leaving else {*view.schedulers, self._me}
         holders = self._holders(view, now_s)
         free = sorted(worker for worker in view.workers if worker not in holders)
-        turns = _assign(free, holders.values(), self._in_turn(live, now_s))
+        takers = self._in_turn(live, now_s)
+        turns = _assign(free, holders.values(), takers)
         self._note_turns(turns, now_s)
         claim = [worker for worker, scheduler in turns.items() if scheduler == self._me]
         ours = [name for name in view.workers if holders.get(name) == self._me and name in idle]
-        surplus = not free and self._has_surplus(holders.values(), live)
+        surplus = not free and self._has_surplus(holders.values(), takers)
         return Change(claim, max(ours, default=None) if surplus else None)
 
     def _holders(self, view: View, now_s: float) -> dict[str, str]:
@@ -94,10 +95,10 @@ class Leasing:
             if scheduler != self._me and now_s - turn.since_s >= TURN_S:
                 self._passed_over[scheduler] = now_s + PASSED_OVER_S
 
-    def _has_surplus(self, holders: Iterable[str], live: set[str]) -> bool:
+    def _has_surplus(self, holders: Iterable[str], takers: set[str]) -> bool:
         held = Counter(holders)
-        ours, others = held[self._me], [held[other] for other in live - {self._me}]
-        if self._me not in live:
+        ours, others = held[self._me], [held[other] for other in takers - {self._me}]
+        if self._me not in takers:
             return bool(others)
         return bool(others) and ours >= max(others) and ours > min(others) + 1
 

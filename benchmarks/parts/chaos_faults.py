@@ -23,7 +23,7 @@ LASTS_S: Final = 4.0
 FREED_S: Final = 3.0
 _SETTLES_S: Final = 1.0
 _POLL_S: Final = 0.05
-_WHOLE_S: Final = 90.0
+_WHOLE_S: Final = 240.0
 _SIGNALS: Final = {
     "kill": signal.SIGKILL,
     "drain": signal.SIGTERM,

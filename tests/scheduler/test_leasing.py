@@ -208,3 +208,15 @@ def test_a_scheduler_that_was_passed_over_gets_its_turn_again() -> None:
     mesh.workers = {"worker-0", "worker-1", "worker-2", "worker-3"}
     mesh.settle()
     assert_even(mesh)
+
+
+def test_nothing_is_given_up_to_a_scheduler_that_is_passed_over() -> None:
+    """It is dead, and its key has not lapsed."""
+    mesh = mesh_of(2, 2)
+    mesh.settle()
+    mesh.kill("scheduler-0", announced=True)
+    before = mesh.moves
+    for _ in range(int(PASSED_OVER_S / LOOK_S)):
+        mesh.look()
+    assert mesh.held() == {"scheduler-1": 2}
+    assert mesh.moves == before + 1
