@@ -9,8 +9,8 @@ from typing import Final
 
 BEAT_S: Final = 0.25
 """How often each end says something, whether it has something to say or not."""
-SILENCE_S: Final = 2.0
-"""Clients wait for three seconds at most. A peer's event loop may stall for nearly so long."""
+SILENCE_S: Final = 1.5
+"""So that a client waits for less than three seconds. Event loops may stall for nearly so long."""
 
 
 class Liveness:
