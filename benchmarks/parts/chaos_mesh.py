@@ -114,25 +114,26 @@ class ChaosMesh:
 
     # -- faults -----------------------------------------------------------------------------------
 
-    def process(self, name: str) -> psutil.Process | None:
-        """Of a member or Redis; None while it is being started again."""
+    def processes(self) -> dict[str, psutil.Process]:
+        """By name, of the members and Redis; without those that are being started again."""
+        found: dict[str, psutil.Process] = {}
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                if self._is(child, name) and child.status() != psutil.STATUS_ZOMBIE:
-                    return child
-        return None
+                name = self._name(child)
+                if name is not None and child.status() != psutil.STATUS_ZOMBIE:
+                    found[name] = child
+        return found
 
-    def _is(self, process: psutil.Process, name: str) -> bool:
-        if name == REDIS:  # writes its address over its command line, and over its environment
-            return any(self.redis_url.endswith(word) for word in process.cmdline()[-1].split()[-1:])
-        return process.environ().get(NAME) == name
+    def _name(self, process: psutil.Process) -> str | None:
+        name = process.environ().get(NAME)
+        if name is None:  # Redis writes its address over its command line and its environment
+            title = process.cmdline()[-1].split()
+            return REDIS if title and self.redis_url.endswith(title[-1]) else None
+        return name
 
     def send(self, name: str, signum: signal.Signals) -> None:
-        """Raises LookupError while there is no such process."""
-        process = self.process(name)
-        if process is None:
-            raise LookupError(f"{name} does not run")
-        process.send_signal(signum)
+        """Raises KeyError while there is no such process."""
+        self.processes()[name].send_signal(signum)
 
     def cut(self, name: str) -> None:
         assert self._hosts.net is not None
