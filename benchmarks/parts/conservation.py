@@ -10,6 +10,7 @@ from typing import Final
 
 import aiohttp
 import psutil
+
 from pagemesh.shared.ledger import OUTCOMES, Ledger
 from parts.chaos_mesh import ChaosMesh, Member
 

@@ -245,7 +245,7 @@ OF_THE_PROCESS = tuple(f"pagemesh_{name}_" for name in ("event_loop", "ledger", 
 
 
 def test_names_types_and_labels_are_an_interface() -> None:
-    """All but the series of the process itself and its ledger, which the test over HTTP has as well."""
+    """All but the series of the process and its ledger, which the test over HTTP has as well."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry)
     registry.register(RequestCollector(metrics.requests, lambda: [engine()]))
