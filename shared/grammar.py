@@ -70,22 +70,30 @@ class Matcher:
         """Whether nothing but an end may follow."""
         return bool(self.core.is_stopped())
 
-    def consume(self, tokens: list[int]) -> None:
-        """Raises GrammarError for a token that the rule does not allow. What follows an end is
-        passed over: steps run ahead of it."""
-        if not self.has_begun:
-            if self._begins_after not in tokens:
-                return
-            tokens = tokens[tokens.index(self._begins_after) + 1 :]
+    @property
+    def fault(self) -> str | None:
+        """Why it can go no further, if so."""
+        return str(self.core.get_error()) if self.core.is_error() else None
+
+    def takes(self, token: int) -> bool:
+        """Whether `token`, which comes next, is one for the rule. What follows an end is not: steps
+        run ahead of it."""
+        if self.has_begun:
+            return not self.is_done
+        if token == self._begins_after:
             self._begins_after = None
-        if not self.is_done and self.core.try_consume_tokens(tokens) < len(tokens):
-            self._require_health()
-            if not self.is_done:
-                raise GrammarError(f"the tokens {tokens} are not allowed here")
+        return False
+
+    def consume(self, tokens: list[int]) -> None:
+        """Raises GrammarError for a token that the rule does not allow."""
+        for token in tokens:
+            if self.takes(token):
+                self.core.consume_token(token)
+        self._require_health()
 
     def _require_health(self) -> None:
-        if self.core.is_error():
-            raise GrammarError(self.core.get_error())
+        if self.fault is not None:
+            raise GrammarError(self.fault)
 
 
 def _grammar(rule: StructuredOutputsParams) -> str:

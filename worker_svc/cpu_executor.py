@@ -92,15 +92,20 @@ class CPUExecutor:
         slots = rows.slots[rows.samples]
         if tokens is None:
             tokens = torch.zeros(len(slots), dtype=torch.int64)
-        ruled = np.flatnonzero(self._sampling.needs[slots] & RULED)
-        if len(ruled):
-            self._sampling.grammars.advance(slots[ruled], tokens.numpy()[ruled])
+        else:
+            self._follow_rules(slots, tokens)
         penalised = np.flatnonzero(self._sampling.needs[slots] & PENALISED)
         if len(penalised):
             chosen = tokens[torch.from_numpy(penalised)]
             self._sampling.counts.add(slots[penalised], chosen)
         places = slots * self._batch.row_tokens + self._batch.known[slots]
         self._token_ids[places] = tokens.numpy()
+
+    def _follow_rules(self, slots: Ints, tokens: Tensor) -> None:
+        ruled = np.flatnonzero(self._sampling.needs[slots] & RULED)
+        if len(ruled):
+            grammars = self._sampling.grammars
+            grammars.advance(grammars.matchers(slots[ruled]), tokens.numpy()[ruled].tolist())
 
     def _gather(self, rows: Rows) -> tuple[Tensor, Tensor, AttentionInputs]:
         """Pack the inputs of `rows` from their slots: int64[T] token ids and positions, and what

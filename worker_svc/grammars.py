@@ -11,7 +11,7 @@ from pagemesh.shared.errors import PagemeshError
 from pagemesh.shared.grammar import GrammarError, GrammarVocabulary, Matcher
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.worker_svc.batch import Ints
-from pagemesh.worker_svc.grammar_masks import MaskMaker, banned_tokens
+from pagemesh.worker_svc.grammar_masks import RuleThreads
 
 
 class RuleBroken(PagemeshError):
@@ -35,7 +35,7 @@ class Grammars:
         """`load_vocabulary` is called for the first rule."""
         self._load = load_vocabulary
         self._vocabulary: GrammarVocabulary | None = None
-        self._maker: MaskMaker | None = None
+        self._threads: RuleThreads | None = None
         self._vocab_tokens = vocab_tokens
         self._matchers: dict[int, Matcher] = {}
         self._faults: dict[int, str] = {}
@@ -48,10 +48,12 @@ class Grammars:
         """A request enters the slot, with the tokens it generated elsewhere or before."""
         self.leave(slot)
         try:
-            matcher = self._matchers[slot] = self._known_vocabulary().matcher(rule)
+            matcher = self._known_vocabulary().matcher(rule)
             matcher.consume(generated)
         except PagemeshError as error:
             self._faults[slot] = str(error)
+        else:
+            self._matchers[slot] = matcher
 
     def leave(self, slot: int) -> None:
         self._matchers.pop(slot, None)
@@ -66,47 +68,30 @@ class Grammars:
         for slot in slots.tolist():
             if slot in self._faults:
                 raise RuleBroken(slot, self._faults[slot])
+            fault = self._matchers[slot].fault
+            if fault is not None:
+                raise RuleBroken(slot, fault)
         return [self._matchers[slot] for slot in slots.tolist()]
 
-    def advance(self, slots: Ints, tokens: Ints) -> None:
-        """One token was sampled for each slot."""
-        for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
-            if slot not in self._faults:
-                self.advance_one(slot, self._matchers[slot], token)
-
-    def advance_one(self, slot: int, matcher: Matcher, token: int) -> None:
-        """`matcher` may have left `slot` meanwhile; then nobody asks for its faults."""
-        try:
-            matcher.consume([token])
-        except GrammarError as error:
-            if self._matchers.get(slot) is matcher:
-                self._faults[slot] = str(error)
+    def advance(self, matchers: list[Matcher], tokens: list[int]) -> None:
+        """One token was sampled for each; they may have left their slots meanwhile."""
+        self._known_threads().advance(matchers, tokens)
 
     def is_done(self, slot: int) -> bool:
         return slot in self._matchers and self._matchers[slot].is_done
 
     def masks(self, slots: Ints) -> NDArray[np.int32]:
-        """int32[N, ceil(V / 32)], see MaskMaker. Raises RuleBroken."""
-        matchers = self.matchers(slots)
-        if self._maker is None:
-            self._maker = MaskMaker(self._vocab_tokens)
-        try:
-            return self._maker.masks(matchers)
-        except GrammarError:
-            self._note_faults(slots)
-            raise RuleBroken(*next(iter(self._faults.items()))) from None
-
-    def banned(self, slot: int) -> Ints:
-        """The ids that may not come next. Raises RuleBroken."""
-        [mask] = self.masks(np.array([slot]))
-        return banned_tokens(mask, self._vocab_tokens)
-
-    def _note_faults(self, slots: Ints) -> None:
-        for slot in slots.tolist():
-            if self._matchers[slot].core.is_error():
-                self._faults[slot] = self._matchers[slot].core.get_error()
+        """int32[N, ceil(V / 32)], see RuleThreads. Raises RuleBroken."""
+        masks = self._known_threads().masks(self.matchers(slots))
+        self.matchers(slots)  # once more: making a mask may show that there is none
+        return masks
 
     def _known_vocabulary(self) -> GrammarVocabulary:
         if self._vocabulary is None:
             self._vocabulary = self._load()
         return self._vocabulary
+
+    def _known_threads(self) -> RuleThreads:
+        if self._threads is None:
+            self._threads = RuleThreads(self._vocab_tokens)
+        return self._threads

@@ -17,6 +17,7 @@ from torch import Tensor
 from pagemesh.kernels.sample_rows import PARAMS, Edits, SamplingInputs
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.worker_svc.batch import Ints
+from pagemesh.worker_svc.grammar_masks import banned_tokens
 from pagemesh.worker_svc.grammars import Grammars, no_vocabulary
 
 # What a row needs beyond its parameters. One bitwise-or over a batch's slots tells which work the
@@ -152,6 +153,8 @@ class SamplingState(HostSamplingState):
             grammars=grammars,
         )
         self._params = np.zeros(max_num_seqs, PARAMS)
+        self._masks: dict[int, NDArray[np.int32]] = {}
+        """Of the last rows with rules, by slot."""
 
     def enter(
         self, slot: int, params: SamplingParams, seed: int, token_ids: Tensor, n_prompt: int
@@ -164,8 +167,13 @@ class SamplingState(HostSamplingState):
 
     def inputs(self, slots: Ints, positions: Ints, n_output: Ints) -> SamplingInputs:
         """See Sampler."""
+        if not self.grammars.is_empty:
+            self._make_masks(slots[self.needs[slots] & RULED > 0])
         params, edits, counts = self._params[slots], self.edits(slots, n_output), self.counts
         return SamplingInputs(params, positions, edits, counts.seen, counts.output_counts)
+
+    def _make_masks(self, slots: Ints) -> None:
+        self._masks = dict(zip(slots.tolist(), self.grammars.masks(slots), strict=True))
 
     def _may_edit(self) -> bool:
         return super()._may_edit() or not self.grammars.is_empty
@@ -174,7 +182,7 @@ class SamplingState(HostSamplingState):
         """What a rule does not allow is one more ban."""
         yield from super()._edits_of(slot, n_output)
         if self.needs[slot] & RULED:
-            banned = self.grammars.banned(slot)
+            banned = banned_tokens(self._masks[slot], self._vocab_tokens)
             yield banned, np.full(len(banned), -np.inf, np.float32)
 
 

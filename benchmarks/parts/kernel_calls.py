@@ -20,6 +20,7 @@ from pagemesh.kernels.gpu.batch import gather_rows, scatter_writes
 from pagemesh.kernels.gpu.decode_attention import decode_attention
 from pagemesh.kernels.gpu.decode_plan import DecodeConfig
 from pagemesh.kernels.gpu.embedding import embed_rms_norm
+from pagemesh.kernels.gpu.grammar_mask import apply_masks
 from pagemesh.kernels.gpu.logprobs import token_logprobs
 from pagemesh.kernels.gpu.norm import add_rms_norm, rms_norm
 from pagemesh.kernels.gpu.penalties import add_edits, apply_penalties, count_tokens, widen
@@ -69,6 +70,7 @@ def kernel_calls(device: str, dtype: torch.dtype) -> Iterator[Call]:
         _linears,
         _samplers,
         _penalties,
+        _masks,
         _logprobs,
     ):
         yield from calls(where)
@@ -325,6 +327,14 @@ def _penalties(where: Where) -> Iterator[Call]:
     yield Call(
         "sample_rows edited", partial(sample_rows, wide, rows, out, filtered=True, edited=True)
     )
+
+
+def _masks(where: Where) -> Iterator[Call]:
+    """Of every other row; the last word of a mask is not full."""
+    wide = where.random(len(_WAYS), VOCAB_TOKENS).float()
+    rows = where.ints(np.arange(0, len(_WAYS), 2))
+    words = np.random.default_rng(0).integers(-(2**31), 2**31, (len(rows), -(-VOCAB_TOKENS // 32)))
+    yield Call("apply_masks", partial(apply_masks, wide, rows, where.ints(words)))
 
 
 def _logprobs(where: Where) -> Iterator[Call]:

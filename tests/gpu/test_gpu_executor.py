@@ -124,6 +124,8 @@ class Crowd:
         """Prompts come in chunks; sometimes some rest."""
         work, budget, rest = {}, MAX_STEP_TOKENS, self._rng.choice([0.0, 0.0, 0.3])
         for slot in self._here:
+            if self.driver.slots[slot].known >= LONGEST:
+                continue
             n_tokens = self._rng.randint(self.driver.left(slot) // 2 + 1, self.driver.left(slot))
             if self._rng.random() >= rest and n_tokens <= budget:
                 work[slot] = n_tokens

@@ -86,6 +86,7 @@ def driver_of(runner: Runner) -> Driver:
 
 @pytest.fixture(scope="module")
 def card_runner() -> Runner:
+    torch.cuda.set_stream(torch.cuda.Stream())  # no graph is captured on the default one
     return new_runner("cuda")
 
 

@@ -14,11 +14,10 @@ from pagemesh.worker_svc.sampling_state import RULED, HostSamplingState
 
 
 class _Awaited(NamedTuple):
-    """Tokens on their way: entry i of `rows`, among those that a step sampled, is of `slots[i]`. A
-    slot may pass to another request meanwhile, so the matchers are named."""
+    """Tokens on their way: entry i of `rows`, among those that a step sampled, is for matcher i.
+    Its slot may pass to another request meanwhile."""
 
     rows: Ints
-    slots: Ints
     matchers: list[Matcher]
     computed: Computed
 
@@ -47,15 +46,13 @@ class RuledRows:
         rows = self._ruled(slots)
         if len(rows) > 0:
             matchers = self._state.grammars.matchers(slots[rows])
-            self._awaited.append(_Awaited(rows, slots[rows], matchers, computed))
+            self._awaited.append(_Awaited(rows, matchers, computed))
 
     def _ruled(self, slots: Ints) -> Ints:
         return np.flatnonzero(self._state.needs[slots] & RULED)
 
     def _catch_up(self) -> None:
         awaited, self._awaited = self._awaited, []
-        for rows, slots, matchers, computed in awaited:
+        for rows, matchers, computed in awaited:
             computed.wait()
-            tokens = computed.sampled.tokens[rows].tolist()
-            for slot, matcher, token in zip(slots.tolist(), matchers, tokens, strict=True):
-                self._state.grammars.advance_one(slot, matcher, token)
+            self._state.grammars.advance(matchers, computed.sampled.tokens[rows].tolist())
