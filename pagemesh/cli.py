@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 
 from pagemesh.flags import Parser, add_setting_flags, load_given, normal_argv, refuse_unknown
-from pagemesh.shared.errors import StartupError
+from pagemesh.shared.errors import Stalled, StartupError
 from pagemesh.shared.logs import configure_logging
 from pagemesh.shared.model_list import listed_models
 from pagemesh.shared.settings_sources import Loaded
@@ -113,9 +113,13 @@ def _show_config(_: str, loaded: Loaded) -> int:
 
 def _run_service(command: str, loaded: Loaded) -> int:
     from pagemesh.services import run_service
+    from pagemesh.shared.watchdog import leave
 
     configure_logging(command, loaded.settings.log)
-    run_service(command, loaded.settings)
+    try:
+        run_service(command, loaded.settings)
+    except Stalled as stalled:
+        leave(str(stalled))
     return 0
 
 

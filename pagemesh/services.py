@@ -15,6 +15,7 @@ from pagemesh.shared.model_list import of_one_model
 from pagemesh.shared.service import BuildService, serve
 from pagemesh.shared.settings import Settings, check_link_exposure
 from pagemesh.shared.tls import client_facing_context, listening_context
+from pagemesh.shared.watchdog import watched
 
 _INNER: Final = {
     "tokenizer": ("pagemesh.tokenizer_svc.service", "TokenizerService"),
@@ -114,4 +115,4 @@ def _run(
         tls=tls,
         middlewares=parts.middlewares,
     )
-    uvloop.run(running)
+    uvloop.run(watched(running, settings.mesh.loop_timeout_s))

@@ -232,6 +232,11 @@ class Engine:
     def idle_for_s(self, now_s: float) -> float:
         return now_s - self._last_event_s if self.idle else 0.0
 
+    @property
+    def oldest(self) -> InFlight | None:
+        """The step whose result comes next."""
+        return self._inflight[0] if self._inflight else None
+
     def step_age_s(self, now_s: float) -> float:
         """How long the worker has been at the oldest step that is out."""
         return now_s - self._oldest_since_s if self._inflight else 0.0

@@ -17,8 +17,10 @@ from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.ledger import outcome_of
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import EngineStatus
+from pagemesh.shared.progress import StepPatience, Wait
 
-OVERDUE_S: Final = 60.0
+# The worker watches itself, and ends with the stacks of its threads: it goes first.
+AFTER_THE_WORKER: Final = 1.5
 AUDIT_AFTER_S: Final = 1.0
 GAVE_UP: Final = "the engine failed and gave this request up"
 
@@ -35,7 +37,12 @@ class EngineHost:
     """
 
     def __init__(
-        self, engine: Engine, link: Link, deliver: Deliver, settled: Callable[[], None]
+        self,
+        engine: Engine,
+        link: Link,
+        deliver: Deliver,
+        settled: Callable[[], None],
+        step_timeout_s: float,
     ) -> None:
         self.engine = engine
         self.published = PublishedEngine(engine)
@@ -45,6 +52,8 @@ class EngineHost:
         self._settled = settled
         self._pump_due = False
         self._audited = True
+        self._patience = StepPatience(step_timeout_s)
+        self._wait = Wait()
 
     def status(self) -> EngineStatus:
         status = self.engine.status()
@@ -85,8 +94,11 @@ class EngineHost:
         """The next step goes out before the tokens do: the worker must not wait for the mesh."""
         arrived_s = time.monotonic()
         frames: dict[str, Tokens] = {}
+        flight = self.engine.oldest
         with self._guarded():
             frames = self.engine.apply(result, arrived_s)
+        if flight is not None:
+            self._patience.landed(flight.n_tokens, result.elapsed_s)
         self._pump()
         self._deliver(frames)
         self.engine.counters.steps.apply_s.observe(time.monotonic() - arrived_s)
@@ -96,10 +108,28 @@ class EngineHost:
             self.engine.snapshot(need.last_step)
         self._pump()
 
+    def look(self, lived_s: float) -> None:
+        """At what the worker brings, `lived_s` after the last look."""
+        self._wait.look(self.engine.oldest, lived_s)
+
     def overdue_s(self) -> float | None:
-        """How long the worker has been at one step, if that is too long."""
-        age_s = self.engine.step_age_s(time.monotonic())
-        return age_s if age_s > OVERDUE_S else None
+        """How long the worker has been at one step, if that is half of what it may or more."""
+        age_s = self._wait.age_s
+        return age_s if age_s > self._limit_s() / 2 else None
+
+    @property
+    def stalled(self) -> bool:
+        """The worker has work and brings nothing, though its link lives."""
+        return self._wait.age_s > AFTER_THE_WORKER * self._limit_s()
+
+    def eject(self) -> None:
+        """Whoever reads the link loses the engine; its requests go on elsewhere."""
+        log.error("worker_ejected", engine=self.engine.engine_id, at_one_step_s=self._wait.age_s)
+        self._link.abort(f"it has brought no step for {self._wait.age_s:.0f} s")
+
+    def _limit_s(self) -> float:
+        flight = self.engine.oldest
+        return self._patience.limit_s(flight.n_tokens if flight is not None else 0)
 
     def expire(self) -> None:
         """Answer those that have waited too long."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import structlog
 from aiohttp import web
+from prometheus_client import Counter
 
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.collector import rare_collections
@@ -35,6 +36,7 @@ from pagemesh.shared.ledger import Ledger, LedgerCollector
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStatus
 from pagemesh.shared.metrics import EngineCollector
+from pagemesh.shared.progress import LivedTime
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.wire import Message
 
@@ -64,6 +66,11 @@ class SchedulerService:
             runtime.registry.prefix_index,
             lambda: [host.published for host in self._hosts.values()],
             PublishMetrics(runtime.metrics),
+        )
+        self._ejections = Counter(
+            "pagemesh_worker_ejections",
+            "Workers lost at a step that took too long: they ended themselves or were ejected",
+            registry=runtime.metrics,
         )
         runtime.metrics.register(EngineCollector(self._all_statuses))
         runtime.metrics.register(SchedulerCollector(self._views))
@@ -227,7 +234,8 @@ class SchedulerService:
             self._refused = str(error)
             log.error("engine_refused", engine=status.engine_id, reason=str(error))
             return None
-        host = EngineHost(engine, link, self._deliver, self._settled.set)
+        timeout_s = settings.mesh.step_timeout_s
+        host = EngineHost(engine, link, self._deliver, self._settled.set, timeout_s)
         name = status.card.names[0]
         log.info("engine_up", engine=status.engine_id, model=name, cached_blocks=len(cached))
         self._hosts[status.engine_id] = host
@@ -243,6 +251,8 @@ class SchedulerService:
         self._former = self._former.plus(host.engine.ledger().closed())
         lost = host.engine.lost()
         log.warning("engine_lost", engine=engine_id, requests=sum(map(len, lost.values())))
+        if host.overdue_s() is not None:
+            self._ejections.inc()
         self._push_engines()
         for owner, keys in lost.items():
             link = self._owners.get(owner)
@@ -282,11 +292,17 @@ class SchedulerService:
 
     async def _report(self) -> None:
         """Until cancelled: tell the tokenizer services of changed load, and audit idle engines."""
+        lived = LivedTime(time.monotonic())
         while True:
             await asyncio.sleep(REPORT_PERIOD_S)
+            lived_s = lived.look(time.monotonic())
             if self._offered() != self._reported:
                 self._push_engines()
             for host in list(self._hosts.values()):
+                host.look(lived_s)
+                if host.stalled:
+                    self._leases.eject(host.engine.engine_id)
+                    host.eject()
                 host.expire()
                 host.audit_if_idle()
 

@@ -19,6 +19,8 @@ from pagemesh.shared.service import Runtime
 
 # A worker that refused us obeys another scheduler, or will not have us at all.
 REFUSED_S: Final = 3.0
+# One that holds work and brings nothing, yet answers, may be so for others as well.
+EJECTED_S: Final = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -139,9 +141,17 @@ class WorkerLeases:
         self._held[instance.instance_id] = _Held(instance, lease)
         self._want()
 
+    def eject(self, name: str) -> None:
+        """Give the worker up for a while. Whoever takes it over sees whether it computes, since it
+        offers its engine only when what it was at has landed."""
+        self._leave_alone(name, EJECTED_S)
+
     def _on_refused(self, name: str) -> None:
+        self._leave_alone(name, REFUSED_S)
+
+    def _leave_alone(self, name: str, for_s: float) -> None:
         if self._held.pop(name, None) is not None:
-            self._refused[name] = time.monotonic() + REFUSED_S
+            self._refused[name] = time.monotonic() + for_s
             self._want()
 
     def _want(self) -> None:

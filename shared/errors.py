@@ -63,6 +63,11 @@ class SettingsError(StartupError):
         self.key = key
 
 
+class Stalled(PagemeshError):
+    """Something in this process stands still and will not go on: the process must end, for a new
+    one to begin anew."""
+
+
 class LinkClosed(PagemeshError):
     """The link to a peer is gone. `peer` is its instance id, `reason` the cause."""
 

@@ -251,6 +251,20 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_timeout_s: Annotated[
         float, _meta("How long running requests may finish after SIGTERM"), Meta(ge=0)
     ] = 5.0
+    step_timeout_s: Annotated[
+        float,
+        _meta(
+            "How long a worker may be at one step before it is ejected and started again; never "
+            "under ten times the longest step of late, and ten times as long for a step larger "
+            "than any before"
+        ),
+        Meta(gt=0),
+    ] = 60.0
+    loop_timeout_s: Annotated[
+        float,
+        _meta("How long a service's event loop may stand still before the process ends itself"),
+        Meta(gt=0),
+    ] = 30.0
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.worker_svc.batch import WIRE_INT
+from pagemesh.worker_svc.progress import ComputeProgress
 
 _STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -38,6 +39,11 @@ class WorkerMetrics:
             "Times a step did not follow the last one",
             registry=registry,
         )
+        self._last_step_age_s = Gauge(
+            "pagemesh_worker_last_step_age_seconds",
+            "Time since a step landed; an idle worker has none",
+            registry=registry,
+        )
         self._pool_bytes = Gauge("pagemesh_kv_pool_bytes", "Size of the KV pool", registry=registry)
         self._pool_blocks = Gauge(
             "pagemesh_kv_pool_blocks", "Blocks of the KV pool for requests", registry=registry
@@ -45,6 +51,9 @@ class WorkerMetrics:
         self._pool_tokens = Gauge(
             "pagemesh_kv_pool_tokens", "Tokens the KV pool can hold", registry=registry
         )
+
+    def watch(self, progress: ComputeProgress) -> None:
+        self._last_step_age_s.set_function(lambda: progress.last_step_age_s)
 
     def describe_pool(self, card: ModelCard, capacity: Capacity) -> None:
         blocks = capacity.num_blocks - 1

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 from aiohttp import web
 
 from pagemesh.shared.engine_messages import CachedBlocks, NeedSnapshot, Step, StepResult
-from pagemesh.shared.errors import LinkClosed
+from pagemesh.shared.errors import LinkClosed, Stalled
 from pagemesh.shared.leases import Lease
 from pagemesh.shared.ledger import Ledger, LedgerCollector
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
 from pagemesh.shared.prepared import served_names
+from pagemesh.shared.progress import LOOK_S
 from pagemesh.shared.registry import AWAY
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
+from pagemesh.shared.watchdog import dump_stacks
 from pagemesh.shared.wire import Message
 from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.command import Command
@@ -31,24 +33,16 @@ from pagemesh.worker_svc.compute_thread import ComputeThread, Started
 from pagemesh.worker_svc.device_lost import DeviceLost, loses_device
 from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.metrics import WorkerMetrics
+from pagemesh.worker_svc.progress import ComputeProgress
 from pagemesh.worker_svc.runner import Runner, StepGap
 from pagemesh.worker_svc.stages import Report
 
 # A scheduler runs a few steps ahead; one that sends far more has lost count.
 MAX_QUEUED_STEPS: Final = 64
-STUCK_STEP_S: Final = 60.0
-WATCH_PERIOD_S: Final = 5.0
 
 BuildRunner = Callable[[Settings, Report], Runner]
 BUILD: Final[BuildRunner] = partial(build_runner, own_process=True)
 log = structlog.get_logger(__name__)
-
-
-class _Flying(NamedTuple):
-    """A step that was begun and has not landed."""
-
-    step: int
-    since_s: float
 
 
 class WorkerService:
@@ -58,7 +52,9 @@ class WorkerService:
     def __init__(self, runtime: Runtime, build: BuildRunner = BUILD) -> None:
         self._runtime = runtime
         self._build = build
+        self._progress = ComputeProgress(runtime.settings.mesh.step_timeout_s)
         self._metrics = WorkerMetrics(runtime.metrics)
+        self._metrics.watch(self._progress)
         runtime.metrics.register(LedgerCollector(self._ledger))
         self._command = Command()
         self._holder: Link | None = None
@@ -75,9 +71,6 @@ class WorkerService:
         self._lost = asyncio.Event()
         # Of the launching thread.
         self._served: Link | None = None
-        # Of the threads, oldest first; the loop only reads.
-        self._flying: deque[_Flying] = deque()
-        self._landed_s = 0.0
 
     @property
     def models(self) -> list[str]:
@@ -88,14 +81,12 @@ class WorkerService:
         return [web.get(LINK_PATH, self._on_dial)]
 
     def not_ready(self) -> str | None:
-        if self._runner is None:
-            return self._stage
-        stuck_s = self._stuck_s()
-        return None if stuck_s is None else f"a step has been computing for {stuck_s:.0f} s"
+        """Ready is who has computed a step lately, or is idle and would compute one."""
+        return self._stage if self._runner is None else self._progress.slow()
 
     async def run(self) -> None:
         """Load the model, listening already, then watch. Raises StartupError when it cannot, and
-        DeviceLost when the process can compute no more."""
+        DeviceLost or Stalled when the process can compute no more."""
         self._compute = ComputeThread("worker-compute", "worker-landing")
         try:
             load = partial(self._build, self._runtime.settings, self._report)
@@ -106,7 +97,7 @@ class WorkerService:
             gc.freeze()
             log.info("model_ready", model=self._runner.card.names[0])
             self._introduce()
-            await self._watch()
+            await self._watch(self._compute)
         finally:
             self._compute.stop()
 
@@ -217,29 +208,27 @@ class WorkerService:
         """In the launching thread. None: another scheduler has taken over meanwhile."""
         if not (link is self._holder is self._served):
             return None
-        self._flying.append(_Flying(step.step, time.monotonic()))
+        self._progress.begun(step)
         try:
             landing = runner.launch(step)
         except StepGap as gap:
-            self._flying.pop()
+            self._progress.undone()
             return NeedSnapshot(gap.epoch, gap.last_step)
         except BaseException:
-            self._flying.pop()
+            self._progress.undone()
             raise
         return Started(partial(self._land, runner, landing), landing.ready)
 
     def _land(self, runner: Runner, landing: Landing) -> StepResult:
         """In the landing thread, or in the launching one when that has nothing to wait for."""
-        good = False
+        result: StepResult | None = None
         try:
             result = landing.result()
-            good = not (result.failed or result.nonfinite)
-            return result
         finally:
-            self._landed_s = time.monotonic()
-            flown = self._flying.popleft()
-            if not good:
-                runner.pages.distrust(flown.step)
+            step = self._progress.landed(None if result is None else result.elapsed_s)
+            if result is None or result.failed or result.nonfinite:
+                runner.pages.distrust(step)
+        return result
 
     def _deliver(
         self,
@@ -292,33 +281,32 @@ class WorkerService:
     def _report(self, doing: str) -> None:
         self._stage = doing
 
-    def _stuck_s(self) -> float | None:
-        """How long the oldest step has been computing, if that is too long. It does not while those
-        before it do."""
-        oldest = self._oldest_flying
-        if oldest is None:
-            return None
-        age_s = time.monotonic() - max(oldest.since_s, self._landed_s)
-        return age_s if age_s > STUCK_STEP_S else None
-
-    @property
-    def _oldest_flying(self) -> _Flying | None:
-        with suppress(IndexError):
-            return self._flying[0]
-        return None
-
-    async def _watch(self) -> None:
-        """Until cancelled: report a step that hangs, once, with what it is doing. Raises DeviceLost
-        as soon as the device is lost."""
-        reported: _Flying | None = None
+    async def _watch(self, compute: ComputeThread) -> None:
+        """Until cancelled: report what takes too long, with what it is doing. Raises DeviceLost as
+        soon as the device is lost, and Stalled when the threads stand still."""
+        slow = False
         while self._device_lost is None:
-            oldest, stuck_s = self._oldest_flying, self._stuck_s()
-            if stuck_s is not None and oldest is not reported and self._compute is not None:
-                log.error("step_stuck", seconds=round(stuck_s), stack=self._compute.stack())
-                reported = oldest
+            self._progress.look(lambda: compute.submit(lambda: None))
+            reason = self._progress.slow()
+            if reason is not None and not slow:
+                log.error("step_stuck", reason=reason, stack=compute.stack())
+            slow = reason is not None
+            self._leave_if_stalled()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._lost.wait(), WATCH_PERIOD_S)
+                await asyncio.wait_for(self._lost.wait(), LOOK_S)
         raise self._device_lost
+
+    def _leave_if_stalled(self) -> None:
+        """The scheduler hears first, so that requests go on elsewhere however long this process
+        takes to end."""
+        reason = self._progress.stalled()
+        if reason is None:
+            return
+        if self._holder is not None:
+            self._holder.abort(reason)
+        log.error("stalled", reason=reason, limit_s=round(self._progress.limit_s))
+        dump_stacks()
+        raise Stalled(f"{reason}; the process ends, to be started again")
 
 
 def _send(link: Link, message: Message) -> None:

@@ -52,7 +52,7 @@ class Host(EngineHost):
         self.ledger = Ledger()
         self.link = ScriptedLink()
         self.settlings = 0
-        super().__init__(make_engine(), self.link, self.ledger.note, self.count)  # type: ignore[arg-type]
+        super().__init__(make_engine(), self.link, self.ledger.note, self.count, 60.0)  # type: ignore[arg-type]
 
     def count(self) -> None:
         self.settlings += 1

@@ -9,9 +9,9 @@ from scheduler_helpers import expected_answer, make_capacity, make_card, make_su
 from service_harness import FakeTokenizer, FakeWorker, Scheduler, Start
 from structlog.typing import EventDict
 
-from pagemesh.scheduler_svc import engine_host
 from pagemesh.shared.engine_messages import StepResult
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
+from pagemesh.shared.progress import StepPatience
 from pagemesh.shared.wire import unpack_ids
 
 PROMPT = [3, 4, 5, 6, 7]
@@ -297,25 +297,26 @@ async def test_refusals_are_logged_for_debugging_only(
     assert line["log_level"] == "debug"
 
 
-async def test_a_worker_that_is_overdue_shows_in_ready(
+async def test_a_worker_that_is_overdue_shows_in_ready_and_is_ejected(
     scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its link lives, and it does nothing about it. What it had goes on elsewhere."""
     assert (await scheduler.get("/ready"))[0] == 503
-    worker, tokenizer = await linked(scheduler, held=True)
+    worker, tokenizer = await linked(scheduler)
     assert (await scheduler.get("/ready"))[0] == 200
-    answer = tokenizer.submit(make_submit(1, PROMPT), "worker-1")
-    await worker.until_steps(1)
-    assert (await scheduler.get("/ready"))[0] == 200
-    monkeypatch.setattr(engine_host, "OVERDUE_S", 0.0)
-    status, body = await scheduler.get("/ready")
-    assert status == 503
-    assert "worker-1 has been at one step for" in body
-    assert await metric(scheduler, "pagemesh_oldest_step_age_seconds") > 0
-    worker.resume()
-    await tokenizer.until_over(answer)
-    # The last result, that of the step which empties the slot, may still be on its way.
-    while (await scheduler.get("/ready"))[0] != 200:
+    await tokenizer.until_over(tokenizer.submit(make_submit(1, PROMPT), "worker-1"))
+    worker.held = True
+    monkeypatch.setattr(StepPatience, "limit_s", lambda *_: 2.0)
+    tokenizer.submit(make_submit(2, PROMPT), "worker-1")
+    while (ready := await scheduler.get("/ready"))[0] == 200:
         pass
+    assert "worker-1 has been at one step for" in ready[1]
+    assert await metric(scheduler, "pagemesh_oldest_step_age_seconds") > 0
+    await tokenizer.until(lambda: tokenizer.lost)
+    assert tokenizer.lost == [("worker-1", 2)]
+    _, text = await scheduler.get("/metrics")
+    assert "pagemesh_worker_ejections_total 1.0" in text.splitlines()
+    assert tokenizer.engines == []
 
 
 # -- reports --------------------------------------------------------------------------------------

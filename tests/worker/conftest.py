@@ -10,6 +10,7 @@ from functools import partial
 import aiohttp
 import pytest
 import torch
+from msgspec.structs import replace
 from worker_harness import tiny_decoder, tiny_runner
 from worker_service_harness import BuildRunner, Worker, announced
 
@@ -38,14 +39,13 @@ def decoder() -> Decoder:
 async def start(
     redis_url: str, mesh_name: str
 ) -> AsyncIterator[Callable[[BuildRunner], AsyncIterator[Worker]]]:
+    mesh = MeshSettings(redis_url=redis_url, mesh_name=mesh_name, drain_timeout_s=20)
     registry = Registry(redis_url, mesh_name)
 
     @asynccontextmanager
-    async def start(build: BuildRunner, drain_timeout_s: float = 20) -> AsyncIterator[Worker]:
-        mesh = MeshSettings(
-            redis_url=redis_url, mesh_name=mesh_name, drain_timeout_s=drain_timeout_s
-        )
-        settings = Settings(mesh=mesh)
+    async def start(build: BuildRunner, **more: float) -> AsyncIterator[Worker]:
+        """`more` settings of the mesh."""
+        settings = Settings(mesh=replace(mesh, **more))
         service = partial(WorkerService, build=build)
         task = asyncio.create_task(serve("worker", settings, service, host="127.0.0.1", port=0))
         async with aiohttp.ClientSession() as session:

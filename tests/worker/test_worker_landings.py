@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 from worker_harness import GREEDY, alone
 from worker_service_harness import PROMPT, driver, held
 
 from pagemesh.shared.engine_messages import NeedSnapshot, StepResult
-from pagemesh.worker_svc import service as service_module
 from pagemesh.worker_svc.device_lost import DeviceLost, loses_device
 from pagemesh.worker_svc.models.decoder import Decoder
 
@@ -50,27 +47,6 @@ async def test_what_needs_no_device_waits_its_turn(start: Callable, decoder: Dec
         assert await on.scheduler.tokens() == alone(decoder, PROMPT, GREEDY, 1)
         assert await on.scheduler.tokens() == []
         assert await on.scheduler.next(NeedSnapshot) == NeedSnapshot(1, 2)
-
-
-async def test_a_step_is_stuck_by_the_time_it_has_the_device_for_itself(
-    start: Callable, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with held(start, decoder) as on:
-        await on.launch(4, 1)
-        launched_s = time.monotonic()
-        on.executor.let_go()
-        await on.scheduler.tokens()
-        landed_s = time.monotonic()
-        now_s = landed_s + 100
-        monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-        monkeypatch.setattr(service_module, "STUCK_STEP_S", now_s - landed_s)
-        assert (await on.worker.get("/ready"))[0] == 503
-        monkeypatch.setattr(service_module, "STUCK_STEP_S", now_s - launched_s)
-        assert (await on.worker.get("/ready"))[0] == 200
-        on.executor.let_go()
-        await on.scheduler.tokens()
-        monkeypatch.setattr(service_module, "STUCK_STEP_S", 0.0)
-        assert (await on.worker.get("/ready"))[0] == 200
 
 
 async def test_drain_waits_for_what_is_in_flight(start: Callable, decoder: Decoder) -> None:

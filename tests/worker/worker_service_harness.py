@@ -179,10 +179,10 @@ async def held(start: Callable, decoder: Decoder) -> AsyncIterator[Held]:
 
 
 @asynccontextmanager
-async def gated(start: Callable, decoder: Decoder) -> AsyncIterator[Gated]:
+async def gated(start: Callable, decoder: Decoder, **more: float) -> AsyncIterator[Gated]:
     gate, books = Gate(decoder), driver()
     async with (
-        start(lambda _settings, _report: tiny_runner(gate)) as worker,
+        start(lambda _settings, _report: tiny_runner(gate), **more) as worker,
         worker.scheduler() as scheduler,
     ):
         await scheduler.engines()
