@@ -41,7 +41,7 @@ class WorkerMetrics:
         )
         self._last_step_age_s = Gauge(
             "pagemesh_worker_last_step_age_seconds",
-            "Time since a step landed; an idle worker has none",
+            "Time since a step landed, or since the start",
             registry=registry,
         )
         self._pool_bytes = Gauge("pagemesh_kv_pool_bytes", "Size of the KV pool", registry=registry)

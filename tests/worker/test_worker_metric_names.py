@@ -24,6 +24,7 @@ def test_names_and_labels() -> None:
         "pagemesh_worker_sampled_tokens_total": set(),
         "pagemesh_worker_bad_rows_total": {"cause"},
         "pagemesh_worker_snapshot_requests_total": set(),
+        "pagemesh_worker_last_step_age_seconds": set(),
         "pagemesh_kv_pool_bytes": set(),
         "pagemesh_kv_pool_blocks": set(),
         "pagemesh_kv_pool_tokens": set(),
