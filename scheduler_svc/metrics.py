@@ -41,8 +41,13 @@ class EngineView(NamedTuple):
 
 
 class SchedulerCollector(Collector):
-    def __init__(self, engines: Callable[[], Iterable[EngineView]]) -> None:
+    """`ejected`: workers lost at a step that took too long."""
+
+    def __init__(
+        self, engines: Callable[[], Iterable[EngineView]], ejected: Callable[[], int]
+    ) -> None:
         self._engines = engines
+        self._ejected = ejected
 
     def collect(self) -> Iterator[Metric]:
         return self._families(list(self._engines()))
@@ -53,6 +58,11 @@ class SchedulerCollector(Collector):
     def _families(self, engines: list[EngineView]) -> Iterator[Metric]:
         yield self._finished(engines)
         yield self._step_age(engines)
+        yield CounterMetricFamily(
+            "pagemesh_worker_ejections",
+            "Workers lost at a step that took too long: they ended themselves or were ejected",
+            value=self._ejected(),
+        )
         for name, (text, value) in _TOTALS.items():
             family = CounterMetricFamily(name, text, labels=LABELS)
             for engine in engines:

@@ -12,7 +12,6 @@ from typing import Final
 
 import structlog
 from aiohttp import web
-from prometheus_client import Counter
 
 from pagemesh.scheduler_svc import notices
 from pagemesh.scheduler_svc.collector import rare_collections
@@ -67,13 +66,9 @@ class SchedulerService:
             lambda: [host.published for host in self._hosts.values()],
             PublishMetrics(runtime.metrics),
         )
-        self._ejections = Counter(
-            "pagemesh_worker_ejections",
-            "Workers lost at a step that took too long: they ended themselves or were ejected",
-            registry=runtime.metrics,
-        )
+        self._n_ejected = 0
         runtime.metrics.register(EngineCollector(self._all_statuses))
-        runtime.metrics.register(SchedulerCollector(self._views))
+        runtime.metrics.register(SchedulerCollector(self._views, lambda: self._n_ejected))
         runtime.metrics.register(LedgerCollector(self._ledger))
 
     def routes(self) -> list[web.RouteDef]:
@@ -252,7 +247,7 @@ class SchedulerService:
         lost = host.engine.lost()
         log.warning("engine_lost", engine=engine_id, requests=sum(map(len, lost.values())))
         if host.overdue_s() is not None:
-            self._ejections.inc()
+            self._n_ejected += 1
         self._push_engines()
         for owner, keys in lost.items():
             link = self._owners.get(owner)

@@ -24,7 +24,7 @@ def inner_services() -> CollectorRegistry:
     LookupMetrics(registry)
     WorkerMetrics(registry)
     PublishMetrics(registry)
-    registry.register(SchedulerCollector(list))
+    registry.register(SchedulerCollector(list, int))
     return registry
 
 

@@ -15,13 +15,14 @@ ENGINE = {"model_name", "engine"}
 def test_names_and_labels() -> None:
     registry = CollectorRegistry()
     registry.register(
-        SchedulerCollector(lambda: [EngineView("tiny", "worker-1", EngineCounters(), 0.0)])
+        SchedulerCollector(lambda: [EngineView("tiny", "worker-1", EngineCounters(), 0.0)], int)
     )
     samples = [sample for family in registry.collect() for sample in family.samples]
     assert {sample.name: set(sample.labels) for sample in samples} == {
         "pagemesh_engine_requests_received_total": ENGINE,
         "pagemesh_engine_requests_total": ENGINE | {"finished_reason"},
         "pagemesh_oldest_step_age_seconds": ENGINE,
+        "pagemesh_worker_ejections_total": set(),
         "pagemesh_preempted_tokens_total": ENGINE,
         "pagemesh_audit_findings_total": ENGINE,
         "pagemesh_engine_failures_total": ENGINE,
