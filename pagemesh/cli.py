@@ -54,6 +54,10 @@ def _dispatch(argv: Sequence[str]) -> int:
         from pagemesh.bench.cli import run_bench
 
         return run_bench(argv[1:])
+    if argv[:1] in (["chat"], ["complete"]):
+        from pagemesh.talk.cli import run_talk
+
+        return run_talk(argv)
     parser, by_command = _build_parsers()
     namespace, extras = parser.parse_known_args(normal_argv(argv))
     given = vars(namespace)
@@ -73,6 +77,8 @@ def _build_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argume
     by_command: dict[str, argparse.ArgumentParser] = {}
     for name, help_text in _COMMANDS.items():
         by_command[name] = _add_command(commands, name, help_text)
+    commands.add_parser("chat", help="chat [TEXT]: talk to a running server in the terminal")
+    commands.add_parser("complete", help="complete [TEXT]: what a running server makes of a text")
     commands.add_parser("bench", help="bench serve|throughput|latency|startup: measure it")
     config = commands.add_parser("config", help="config show: each setting and its origin")
     actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)

@@ -49,6 +49,14 @@ async def explore(
     return Server(root + _PATHS[endpoint], model, vocab_tokens, refused)
 
 
+async def first_model(session: aiohttp.ClientSession, root: str) -> str:
+    """The name that the server at `root` lists first. Raises StartupError."""
+    name = (await _models(session, root)).get("id")
+    if name is None:
+        raise StartupError(f"{root}/v1/models names no model; give one with --model")
+    return str(name)
+
+
 async def _models(session: aiohttp.ClientSession, root: str) -> dict[str, Any]:
     """The first entry of the server's list; empty where there is none."""
     try:
