@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import msgspec
 
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
@@ -91,7 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
     def with_seed(self, seed: int) -> SamplingParams:
         """The same with another `seed`, an int64. Nothing is checked again."""
-        seeded = self.__copy__()
+        seeded = copy(self)
         msgspec.structs.force_setattr(seeded, "seed", seed)
         return seeded
 

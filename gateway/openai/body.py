@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -76,7 +76,7 @@ class BodyDecoder(Generic[T]):
     def __init__(self, kind: type[T], refused: Mapping[str, tuple[Any, ...]]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
         plain = msgspec.defstruct("Plain", (), bases=(kind,), forbid_unknown_fields=True)
-        self._plain_decoder = msgspec.json.Decoder(plain)
+        self._plain_decoder = msgspec.json.Decoder(cast("type[T]", plain))
         self._known = frozenset(kind.__struct_fields__)
         self._refused = refused
 
