@@ -71,7 +71,8 @@ class Clients:
 
     A client goes to another gateway when its own is killed, turns it away or refuses connections,
     as a load balancer would send it. `mortal` are the gateways that may be killed at the moment:
-    their streams may break.
+    their streams may break. Those that are `leaving` may close a connection without a word, if they
+    have not begun to answer.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Clients:
     ) -> None:
         self.tally = Tally(open=dict.fromkeys(urls, 0))
         self.mortal: set[str] = set()
+        self.leaving: set[str] = set()
         self._urls = list(urls)
         self._ask = ask
         self._seed = seed
@@ -144,8 +146,10 @@ class Clients:
         self, session: aiohttp.ClientSession, url: str, ask: Ask, began_s: float
     ) -> str:
         """The text that is streamed. Raises TurnedAway or Killed."""
+        begun = False
         try:
             async with session.post(f"{url}/v1/completions", json=ask.body) as answer:
+                begun = True
                 if answer.status == TURNED_AWAY:
                     raise TurnedAway(await answer.text())
                 if answer.status != 200:
@@ -154,6 +158,8 @@ class Clients:
         except aiohttp.ClientConnectorError as error:
             raise TurnedAway(str(error)) from error
         except (aiohttp.ClientError, OSError) as error:
+            if url in self.leaving and not begun:
+                raise TurnedAway(str(error)) from error
             raise Killed(f"{type(error).__name__}: {error}") from error
 
     async def _read(self, answer: aiohttp.ClientResponse, last_s: float) -> str:

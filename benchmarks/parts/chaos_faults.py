@@ -108,12 +108,16 @@ class Tormentor:
     @asynccontextmanager
     async def _may_break(self, fault: Fault, name: str) -> AsyncIterator[None]:
         """Streams of a gateway that is killed end: nobody else has their connections."""
-        mortal = {self._mesh.members[name].url} if fault == ("kill", "gateway") else set()
+        gateway = {self._mesh.members[name].url} if fault.service == "gateway" else set()
+        mortal = gateway if fault.kind == "kill" else set()
+        leaving = gateway if fault.kind == "drain" else set()
         self._clients.mortal |= mortal
+        self._clients.leaving |= leaving
         try:
             yield
         finally:
             self._clients.mortal -= mortal
+            self._clients.leaving -= leaving
 
     async def _strike(self, fault: Fault, name: str) -> None:
         match fault.kind:
