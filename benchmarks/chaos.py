@@ -83,10 +83,10 @@ async def hurt(args: argparse.Namespace, mesh: ChaosMesh, asks: Asks) -> list[st
     await asyncio.sleep(WARM_S)
     noticed: list[Noticed] = []
     end_s = time.monotonic() + args.seconds
-    for number, fault in rounds(faults_of(args, mesh)):
-        if number > 0 and time.monotonic() > end_s:
+    for round_number, fault in rounds(faults_of(args, mesh)):
+        if round_number > 0 and time.monotonic() > end_s:
             break
-        noticed.append(await tormentor.inflict(fault, number))
+        noticed.append(await tormentor.inflict(fault))
         print(noticed[-1].line(), flush=True)
     clients.stop()
     await asyncio.wait_for(asking, END_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -67,7 +68,7 @@ def all_faults(*, can_cut: bool) -> list[Fault]:
 
 
 def rounds(faults: Iterable[Fault]) -> Iterator[tuple[int, Fault]]:
-    """Again and again; the number says which of the service's processes is meant."""
+    """Again and again, with the number of the round."""
     every = list(faults)
     return ((number, fault) for number in count() for fault in every)
 
@@ -79,10 +80,11 @@ class Tormentor:
         self._mesh = mesh
         self._clients = clients
         self._keeper = keeper
+        self._struck: Counter[str] = Counter()
 
-    async def inflict(self, fault: Fault, number: int) -> Noticed:
+    async def inflict(self, fault: Fault) -> Noticed:
         """Raises TimeoutError if the mesh does not recover."""
-        name = self._victim(fault.service, number)
+        name = self._victim(fault.service)
         errors, began_s = self._n_bad, time.monotonic()
         freed_s = None
         async with self._may_break(fault, name):
@@ -101,9 +103,11 @@ class Tormentor:
         tally = self._clients.tally
         return len(tally.errors) + len(tally.wrong)
 
-    def _victim(self, service: str, number: int) -> str:
+    def _victim(self, service: str) -> str:
+        """In turn: who was hurt last may have nothing to do yet."""
         names = [REDIS] if service == REDIS else self._mesh.names(service)
-        return names[number % len(names)]
+        self._struck[service] += 1
+        return names[self._struck[service] % len(names)]
 
     @asynccontextmanager
     async def _may_break(self, fault: Fault, name: str) -> AsyncIterator[None]:
