@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Delta, TokenLogprob
+from pagemesh.shared.messages import Accepted, Delta, TokenLogprob
 
 ID_BYTES = 4
 _DELTA_OVERHEAD_BYTES = 256
@@ -30,6 +30,7 @@ class PromptState:
     ids: bytes = b""
     text: str | None = None
     accepted: bool = False
+    in_reasoning: bool = False
     cached_tokens: int = 0
     logprobs: list[TokenLogprob | None] | None = None
     scored: bool = False
@@ -67,6 +68,7 @@ class Generation:
         self.prompts = [PromptState() for _ in range(n_prompts)]
         self.n = n
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.error: RequestError | None = None
         self.nudged = False
         self.nudge_at_s = 0.0
@@ -88,10 +90,15 @@ class Generation:
 
     # -- written by the upstream ------------------------------------------------------------------
 
-    def accept(self, prompt_index: int, prompt_ids: bytes, prompt_text: str | None) -> None:
+    def accept(self, prompt_index: int, accepted: Accepted) -> None:
         prompt = self.prompts[prompt_index]
         if not prompt.accepted:
-            prompt.ids, prompt.text, prompt.accepted = prompt_ids, prompt_text, True
+            prompt.ids, prompt.text, prompt.accepted = (
+                accepted.prompt_ids,
+                accepted.prompt_text,
+                True,
+            )
+            prompt.in_reasoning = accepted.in_reasoning
             self._wake()
 
     def add(self, prompt_index: int, delta: Delta) -> None:

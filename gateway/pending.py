@@ -9,6 +9,7 @@ from pagemesh.gateway.generation import ID_BYTES, Generation, PromptState
 from pagemesh.gateway.request_metrics import ChoiceTiming, ModelTally
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import (
+    Accepted,
     Begun,
     Delta,
     Detokenize,
@@ -86,8 +87,8 @@ class PendingGeneration:
             attempt=self._generate.attempt + 1, prior_ids=prior_ids
         )
 
-    def accept(self, prompt_ids: bytes, prompt_text: str | None) -> None:
-        self.generation.accept(self._prompt_index, prompt_ids, prompt_text)
+    def accept(self, accepted: Accepted) -> None:
+        self.generation.accept(self._prompt_index, accepted)
 
     def begin(self, begun: Begun) -> None:
         """An engine has the first token of a choice."""

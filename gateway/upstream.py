@@ -154,10 +154,10 @@ class Upstream:
                     if isinstance(entry, PendingGeneration):
                         entry.begin(each)
                 self._deliver(link, rows)
-            case Accepted(request_id, prompt_ids, prompt_text):
-                entry = self._entry(link, request_id)
+            case Accepted():
+                entry = self._entry(link, message.request_id)
                 if isinstance(entry, PendingGeneration):
-                    entry.accept(prompt_ids, prompt_text)
+                    entry.accept(message)
             case Failed(request_id, error):
                 entry = self._entry(link, request_id)
                 if entry is not None:

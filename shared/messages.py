@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.step_stats import StepPace, StepStats
+from pagemesh.shared.text_parsers import TextParsers
 
 # -- handshake ------------------------------------------------------------------------------------
 
@@ -27,7 +28,9 @@ class Variant(NamedTuple):
 
 
 class ModelCard(NamedTuple):
-    """What every service must agree on about a model. `names[0]` is the primary served name."""
+    """What every service must agree on about a model. `names[0]` is the primary served name.
+
+    `parsers` are of the model's text: the tokenizer service says them to the gateways."""
 
     names: list[str]
     vocab_tokens: int
@@ -39,6 +42,7 @@ class ModelCard(NamedTuple):
     fingerprint: str
     created_s: int
     quantization: str = "none"
+    parsers: TextParsers = TextParsers()
 
     @property
     def variant(self) -> Variant:
@@ -134,7 +138,7 @@ class WireError(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Exactly one of `messages`, `text` and `token_ids` is given."""
+    """Exactly one of `messages`, `text` and `token_ids` is given. `tools` go with messages."""
 
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
@@ -143,12 +147,14 @@ class Prompt(NamedTuple):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
 
 
 class Generate(NamedTuple):
     """`params.n` choices of one prompt. `params.seed` is always set. `prior_ids` holds, for each
     choice, what it had generated before a resume (empty list: a fresh request). Requests of one
-    `cache_key` had better run on one engine."""
+    `cache_key` had better run on one engine. `keeps_marks`: what the model's parsers look for stays
+    in the text, special tokens or not."""
 
     request_id: str
     attempt: int
@@ -161,6 +167,7 @@ class Generate(NamedTuple):
     prior_ids: list[bytes] = []
     want_prompt_text: bool = False
     cache_key: str = ""
+    keeps_marks: bool = False
 
 
 class Cancel(NamedTuple):
@@ -181,11 +188,13 @@ class Detokenize(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """The prompt passed every check and is on its way to an engine."""
+    """The prompt passed every check and is on its way to an engine. `in_reasoning`: it ends with
+    the tag that opens the model's reasoning."""
 
     request_id: str
     prompt_ids: bytes
     prompt_text: str | None = None
+    in_reasoning: bool = False
 
 
 class TokenLogprob(NamedTuple):

@@ -50,6 +50,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template: Annotated[
         str | None, _meta("A Jinja file, or the template itself, replacing the model's own")
     ] = None
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "deepseek", "hermes", "json", "llama3_json", "mistral", "pythonic"],
+        _meta("How the model writes tool calls; auto: as its chat template says"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "mistral", "think"],
+        _meta("Tags around the model's reasoning: <think> or Mistral's; auto: as its template"),
+    ] = "auto"
     trust_remote_code: Annotated[
         bool, _meta("Run Python code that ships with the model's tokenizer or config")
     ] = False

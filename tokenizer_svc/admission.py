@@ -23,7 +23,8 @@ from pagemesh.tokenizer_svc.text_model import TextModel
 
 
 class Prepared(NamedTuple):
-    """A request that passed every check. `params.max_tokens` is known; `hashes` are packed."""
+    """A request that passed every check. `params.max_tokens` is known; `hashes` are packed;
+    `in_reasoning` as in Accepted."""
 
     text_model: TextModel
     generate: Generate
@@ -31,6 +32,7 @@ class Prepared(NamedTuple):
     params: SamplingParams
     prompt_ids: bytes
     prompt_text: str | None
+    in_reasoning: bool
     hashes: bytes
 
 
@@ -48,7 +50,8 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
         card=card,
         params=resolve_max_tokens(generate.params, len(ids), card.max_model_len),
         prompt_ids=prompt_ids,
-        prompt_text=text,
+        prompt_text=text if generate.want_prompt_text else None,
+        in_reasoning=text_model.in_reasoning(generate.prompt, text),
         hashes=b"".join(hashes),
     )
 
@@ -64,7 +67,7 @@ def _check_prior_ids(generate: Generate, text_model: TextModel) -> None:
 def _encode(
     text_model: TextModel, generate: Generate, card: ModelCard
 ) -> tuple[list[int], str | None]:
-    """The prompt's ids, which the model has room for, and its text where that is wanted."""
+    """The prompt's ids, which the model has room for, and its text if that is known or wanted."""
     prompt = generate.prompt
     text = text_model.text_of(prompt)
     if text is not None:
@@ -72,9 +75,9 @@ def _encode(
     ids = text_model.encode_as(prompt, text)
     room = 0 if generate.params.max_tokens == 0 else 1
     check_prompt(prompt, len(ids), card.max_model_len, room=room)
-    if not generate.want_prompt_text:
-        return ids, None
-    return ids, text_model.decode(ids, skip_special_tokens=False) if text is None else text
+    if text is None and generate.want_prompt_text:
+        text = text_model.decode(ids, skip_special_tokens=False)
+    return ids, text
 
 
 def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:

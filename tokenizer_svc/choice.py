@@ -34,6 +34,8 @@ class Choice:
         params: SamplingParams,
         text_model: TextModel,
         eos_token_ids: Sequence[int],
+        *,
+        keeps_marks: bool = False,
     ) -> None:
         self.submit = submit
         self.text_model = text_model
@@ -45,7 +47,9 @@ class Choice:
         self.fruitless_losses = 0
         self._prompt_logprobs: list[TokenLogprob | None] = [None]
         self._decoder = (
-            text_model.decoder(skip_special_tokens=params.skip_special_tokens)
+            text_model.decoder(
+                skip_special_tokens=params.skip_special_tokens, keeps_marks=keeps_marks
+            )
             if params.detokenize
             else NoText()
         )

@@ -41,10 +41,11 @@ class NoText:
         return ""
 
 
-def incremental_decoder(vocabulary: Vocabulary, *, skip_special_tokens: bool) -> TextDecoder:
+def incremental_decoder(vocabulary: Vocabulary, hidden: frozenset[int]) -> TextDecoder:
+    """`hidden` ids are no part of the text."""
     if vocabulary.is_byte_level:
-        return ByteStreamDecoder(vocabulary, skip_special_tokens=skip_special_tokens)
-    return WindowDecoder(vocabulary, skip_special_tokens=skip_special_tokens)
+        return ByteStreamDecoder(vocabulary, hidden)
+    return WindowDecoder(vocabulary, hidden)
 
 
 class ByteStreamDecoder:
@@ -53,9 +54,9 @@ class ByteStreamDecoder:
     Most tokens are whole characters, whose texts are known; the others go through a UTF-8 decoder.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
         self._vocabulary = vocabulary
-        self._whole_texts = vocabulary.whole_texts(skip_special_tokens=skip_special_tokens)
+        self._whole_texts = vocabulary.whole_texts(hidden)
         self._utf8 = _Utf8("replace")
         self._holds_half = False
 
@@ -90,9 +91,9 @@ class WindowDecoder:
     is held until it ends: the reference decodes it as a whole, or not at all when one byte is bad.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
         self._vocabulary = vocabulary
-        self._skip_special = skip_special_tokens
+        self._hidden = hidden
         self._context: list[int] = []
         self._context_text = ""
         self._held: list[int] = []
@@ -124,7 +125,7 @@ class WindowDecoder:
         return gained
 
     def _is_silent(self, token_id: int) -> bool:
-        if self._skip_special and self._vocabulary.is_special(token_id):
+        if token_id in self._hidden:
             return True
         return self._vocabulary.token(token_id) is None
 

@@ -11,6 +11,7 @@ from pagemesh.tokenizer_svc.templates import ChatTemplate
 
 ContentForm = Literal["string", "parts", "either"]
 ROLES: Final = ("system", "user", "assistant", "tool", "function")
+STRING_FORMS: Final[dict[str, ContentForm]] = dict.fromkeys(ROLES, "string")
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 _PROBE: Final = "probe-of-content"

@@ -14,7 +14,7 @@ import structlog
 
 from pagemesh.shared.engine_messages import Ended, LogprobRow, PromptLogprobs, Submit, Tokens
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Begun, Delta, Generate, ModelCard, WireError
+from pagemesh.shared.messages import Accepted, Begun, Delta, Generate, ModelCard, WireError
 from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared, prepare_request, submit_of_choice
 from pagemesh.tokenizer_svc.choice import Choice, Finish
@@ -37,8 +37,13 @@ class Admitted(NamedTuple):
     request_id: str
     prompt_ids: bytes
     prompt_text: str | None
+    in_reasoning: bool
     submits: list[Submit]
     deltas: list[Delta]
+
+    @property
+    def accepted(self) -> Accepted:
+        return Accepted(self.request_id, self.prompt_ids, self.prompt_text, self.in_reasoning)
 
 
 class Fed(NamedTuple):
@@ -92,7 +97,8 @@ class Pipeline:
                 submits.append(choice.submit)
             else:
                 deltas.append(done)
-        return Admitted(request_id, prepared.prompt_ids, prepared.prompt_text, submits, deltas)
+        prompt = prepared.prompt_ids, prepared.prompt_text, prepared.in_reasoning
+        return Admitted(request_id, *prompt, submits, deltas)
 
     def feed(self, tokens: Tokens) -> Fed:
         """What one frame of an engine brought. Keys that are not in flight are passed over."""
@@ -146,7 +152,13 @@ class Pipeline:
     def _open_choice(self, prepared: Prepared, index: int) -> Choice:
         submit = submit_of_choice(prepared, index, self._next_key())
         eos_token_ids = prepared.card.eos_token_ids
-        choice = Choice(submit, prepared.params, prepared.text_model, eos_token_ids)
+        choice = Choice(
+            submit,
+            prepared.params,
+            prepared.text_model,
+            eos_token_ids,
+            keeps_marks=prepared.generate.keeps_marks,
+        )
         choice.push(unpack_ids(submit.prior_ids))
         self._remember(choice)
         return choice

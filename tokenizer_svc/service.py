@@ -13,10 +13,10 @@ from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
 from pagemesh.shared.ledger import LedgerCollector, outcome_of
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import (
-    Accepted,
     Cancel,
     Detokenize,
     Engines,
+    EngineStatus,
     Failed,
     Generate,
     ModelCard,
@@ -122,7 +122,7 @@ class TokenizerService:
     # -- gateways ---------------------------------------------------------------------------------
 
     async def _serve_gateway(self, request: web.Request) -> web.WebSocketResponse:
-        link, socket = await accept(request, self._runtime.hello(self._placement.statuses()))
+        link, socket = await accept(request, self._runtime.hello(self._statuses()))
         if link is None:
             return socket
         outbox = Outbox(link, self._metrics.token_s)
@@ -187,8 +187,7 @@ class TokenizerService:
         request.card = await self._placement.card(generate.model)
         prepared = await self._prepare(generate, request.card)
         admitted = self._pipeline.open(prepared)
-        accepted = Accepted(request.request_id, admitted.prompt_ids, admitted.prompt_text)
-        request.outbox.send(accepted)
+        request.outbox.send(admitted.accepted)
         self._delivery.deliver(admitted.deltas, time.monotonic())
         engine = None
         if admitted.submits:
@@ -223,8 +222,17 @@ class TokenizerService:
             self._send_engines(outbox)
 
     def _send_engines(self, outbox: Outbox) -> None:
-        statuses, names = self._placement.statuses(), self._text_models.names
-        outbox.send(Engines(statuses, draining=self._draining, names=names))
+        names = self._text_models.names
+        outbox.send(Engines(self._statuses(), draining=self._draining, names=names))
+
+    def _statuses(self) -> list[EngineStatus]:
+        """Those of the engines; what is of their models' text is ours to say."""
+        return [
+            status._replace(
+                card=status.card._replace(parsers=self._text_models.of(status.card).parsers)
+            )
+            for status in self._placement.statuses()
+        ]
 
     # -- schedulers -------------------------------------------------------------------------------
 

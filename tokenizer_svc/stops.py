@@ -60,7 +60,8 @@ class StopEnds(dict[int, bool]):
         super().__init__()
         self._last_chars = frozenset(stop[-1] for stop in stops)
         self._is_byte_level = vocabulary.is_byte_level
-        self._whole_texts = vocabulary.whole_texts(skip_special_tokens=skip_special_tokens)
+        hidden = vocabulary.hidden(skip_special_tokens=skip_special_tokens)
+        self._whole_texts = vocabulary.whole_texts(hidden)
 
     def __missing__(self, token_id: int) -> bool:
         text = self._whole_texts[token_id] if self._is_byte_level else None

@@ -9,15 +9,26 @@ from pagemesh.shared.errors import RequestError, StartupError
 from pagemesh.shared.grammar import TOKENIZER_FILE
 from pagemesh.shared.messages import Prompt
 from pagemesh.shared.prepared import PreparedModel
-from pagemesh.shared.settings import Settings
+from pagemesh.shared.settings import ModelSettings, Settings
+from pagemesh.shared.text_parsers import (
+    REASONING_TAGS,
+    TextParsers,
+    marks_of,
+    reasoning_parser_for,
+    tool_parser_for,
+)
 from pagemesh.shared.wire import unpack_ids
+from pagemesh.tokenizer_svc.call_ids import wants_short_ids, with_short_ids
 from pagemesh.tokenizer_svc.decode import TextDecoder, incremental_decoder
-from pagemesh.tokenizer_svc.messages import content_forms, normalise
+from pagemesh.tokenizer_svc.messages import STRING_FORMS, content_forms, normalise
 from pagemesh.tokenizer_svc.rules import Rules
 from pagemesh.tokenizer_svc.templates import ChatTemplate
+from pagemesh.tokenizer_svc.tool_prompt import with_tools_as_text
 from pagemesh.tokenizer_svc.vocabulary import Vocabulary
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
+# More than the longest tag and the white space that templates write behind it.
+_TAIL_CHARS: Final = 64
 _CONTINUE_MARK: Final = "continue-here-5d1f "
 
 
@@ -34,6 +45,15 @@ class TextModel:
         self.rules = Rules(folder, prepared)
         self._template = _load_template(folder / TEMPLATE_FILE, prepared)
         self._forms = content_forms(self._template) if self._template is not None else {}
+        source = self._template.source if self._template is not None else ""
+        self._wants_short_ids = wants_short_ids(source)
+        self.parsers: Final = _text_parsers(settings.model, self._template, self.vocabulary)
+        self._hidden = {
+            keeps: self.vocabulary.hidden(
+                skip_special_tokens=True, kept=marks_of(self.parsers) if keeps else ()
+            )
+            for keeps in (False, True)
+        }
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The ids of `prompt`, possibly none. Raises RequestError for what cannot be one."""
@@ -63,20 +83,42 @@ class TextModel:
             )
         if not prompt.messages:
             raise RequestError("messages must not be empty", param="messages")
-        chat = normalise(prompt.messages, self._forms)
+        chat = self._chat(prompt.messages, prompt.tools)
+        variables = prompt.template_kwargs
+        if prompt.tools:
+            variables = {**variables, "tools": prompt.tools}
         if prompt.continue_final_message:
-            return _render_continued(self._template, chat, prompt.template_kwargs)
+            return _render_continued(self._template, chat, variables)
         return self._template.render(
             chat,
             add_generation_prompt=prompt.add_generation_prompt,
-            variables=prompt.template_kwargs,
+            variables=variables,
         )
+
+    def _chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """In the form that the template wants."""
+        assert self._template is not None
+        if not self._template.knows_tools and (tools or any(map(_is_of_tools, messages))):
+            messages = with_tools_as_text(normalise(messages, STRING_FORMS), tools)
+        chat = normalise(messages, self._forms)
+        return with_short_ids(chat) if self._wants_short_ids else chat
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def decoder(self, *, skip_special_tokens: bool) -> TextDecoder:
-        return incremental_decoder(self.vocabulary, skip_special_tokens=skip_special_tokens)
+    def decoder(self, *, skip_special_tokens: bool, keeps_marks: bool = False) -> TextDecoder:
+        """With `keeps_marks` what the model's parsers look for is never skipped."""
+        hidden = self._hidden[keeps_marks] if skip_special_tokens else frozenset()
+        return incremental_decoder(self.vocabulary, hidden)
+
+    def in_reasoning(self, prompt: Prompt, text: str | None) -> bool:
+        """Whether `text`, that of `prompt`, ends with the tag that opens the reasoning."""
+        tags = REASONING_TAGS.get(self.parsers.reasoning)
+        if tags is None or text is None or prompt.messages is None:
+            return False
+        return text[-_TAIL_CHARS:].rstrip().endswith(tags[0])
 
     def token_str(self, token_id: int) -> str:
         return self.vocabulary.token_str(token_id)
@@ -117,6 +159,10 @@ class TextModel:
         return ids
 
 
+def _is_of_tools(message: dict[str, Any]) -> bool:
+    return message.get("role") == "tool" or bool(message.get("tool_calls"))
+
+
 def _render_continued(
     template: ChatTemplate, chat: list[dict[str, Any]], variables: dict[str, Any]
 ) -> str:
@@ -150,6 +196,22 @@ def _load_vocabulary(path: Path) -> Vocabulary:
         raise StartupError(
             f"{path} is damaged ({error}): delete {path.parent} and prepare again"
         ) from error
+
+
+def _text_parsers(
+    settings: ModelSettings, template: ChatTemplate | None, vocabulary: Vocabulary
+) -> TextParsers:
+    """Those of the settings, or else those that the template asks for."""
+    tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
+    if template is None:
+        return TextParsers()
+    if tools == "auto":
+        tools = tool_parser_for(template.source, knows_tools=template.knows_tools)
+    if reasoning == "auto":
+        reasoning = reasoning_parser_for(template.source)
+    tags = REASONING_TAGS.get(reasoning)
+    end_id = vocabulary.tokenizer.token_to_id(tags[1]) if tags else None
+    return TextParsers(tools, reasoning, end_id)
 
 
 def _load_template(path: Path, prepared: PreparedModel) -> ChatTemplate | None:

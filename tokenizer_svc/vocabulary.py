@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -41,14 +42,14 @@ class WholeTexts(dict[int, str | None]):
     """The text of each byte-level id that stands for whole characters, None for the others. Looked
     up for every token, so made once for each id, when it is first asked for."""
 
-    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+    def __init__(self, vocabulary: Vocabulary, hidden: Container[int]) -> None:
         super().__init__()
         self._vocabulary = vocabulary
-        self._skip_special = skip_special_tokens
+        self._hidden = hidden
 
     def __missing__(self, token_id: int) -> str | None:
         text: str | None
-        if self._skip_special and self._vocabulary.is_special(token_id):
+        if token_id in self._hidden:
             text = ""
         else:
             text = _text_or_none(self._vocabulary.byte_level_piece(token_id))
@@ -74,9 +75,7 @@ class Vocabulary:
         self.is_byte_level: Final = types == ["ByteLevel"]
         self._pieces: dict[int, bytes] = {}
         self._shown: dict[int, tuple[int, str, bytes]] = {}
-        self._whole_texts = {
-            skip: WholeTexts(self, skip_special_tokens=skip) for skip in (False, True)
-        }
+        self._whole_texts: dict[frozenset[int], WholeTexts] = {}
         self._uses_alphabet = "ByteLevel" in types
         self._uses_byte_tokens = "ByteFallback" in types
         self._added = {token_id: token.content for token_id, token in added.items()}
@@ -114,9 +113,16 @@ class Vocabulary:
             piece = self._pieces[token_id] = _alphabet_bytes(self.token(token_id) or "")
         return piece
 
-    def whole_texts(self, *, skip_special_tokens: bool) -> WholeTexts:
-        """Of a byte-level vocabulary. All streams share one."""
-        return self._whole_texts[skip_special_tokens]
+    def hidden(self, *, skip_special_tokens: bool, kept: Iterable[str] = ()) -> frozenset[int]:
+        """The ids that a decoder leaves out: special ones, but for those of the tokens `kept`."""
+        if not skip_special_tokens:
+            return frozenset()
+        return self._special.difference(map(self.tokenizer.token_to_id, kept))
+
+    def whole_texts(self, hidden: frozenset[int]) -> WholeTexts:
+        """Of a byte-level vocabulary, less the `hidden` ids. All streams share one."""
+        texts = self._whole_texts.get(hidden)
+        return texts or self._whole_texts.setdefault(hidden, WholeTexts(self, hidden))
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes the token adds to a text, its leading space included; b"" without a token."""

@@ -21,6 +21,7 @@ from pagemesh.gateway.openai.deadline import cut_off, timeout_of
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
 from pagemesh.gateway.openai.sse import Chunks, stream
+from pagemesh.gateway.openai.tools import ToolUse
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.gateway.whole import json_answer
 from pagemesh.shared.errors import RequestError
@@ -38,7 +39,9 @@ encode_json: Final = msgspec.json.Encoder().encode
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One HTTP request, checked. Prompt `p` travels under the id `{id}` or `{id}-{p}`."""
+    """One HTTP request, checked. Prompt `p` travels under the id `{id}` or `{id}-{p}`.
+
+    `keeps_marks`: calls or reasoning will be told apart from the text."""
 
     id: str
     created_s: int
@@ -47,6 +50,8 @@ class Job(msgspec.Struct, frozen=True):
     prompts: list[Prompt]
     params: SamplingParams
     want_prompt_text: bool = False
+    tool_use: ToolUse | None = None
+    keeps_marks: bool = False
 
     def generates(self, seeds: Seeds) -> list[Generate]:
         return [
@@ -65,6 +70,7 @@ class Job(msgspec.Struct, frozen=True):
             cache_salt=self.body.cache_salt or "",
             want_prompt_text=self.want_prompt_text,
             cache_key=self.body.prompt_cache_key or "",
+            keeps_marks=self.keeps_marks,
         )
 
     def generation(self, on_overflow: Callable[[Generation], None]) -> Generation:

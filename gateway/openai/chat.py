@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
-from pagemesh.gateway.generation import Generation
-from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
+from pagemesh.gateway.openai.answer import Job, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
+from pagemesh.gateway.openai.chat_answer import ChatAnswer
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
-from pagemesh.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
 from pagemesh.gateway.openai.params import bad, chat_params, split_key
+from pagemesh.gateway.openai.parsed_chat import ParsedChatAnswer
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
-from pagemesh.gateway.openai.usage import usage
-from pagemesh.shared.messages import Delta, Prompt
+from pagemesh.gateway.openai.tools import tool_use
+from pagemesh.shared.messages import Prompt
+from pagemesh.shared.text_parsers import NONE
 
 
 class ChatEndpoint:
@@ -36,21 +37,29 @@ class ChatEndpoint:
         job = await self._backend.offload.run(len(raw), _job, body, served)
         for name in unknown_fields(job.prompts[0].messages or []):
             self._on_unknown(f"messages.{name}")
-        return await respond(self._backend, request, job, partial(ChatAnswer, job))
+        kind = ParsedChatAnswer if job.keeps_marks else ChatAnswer
+        return await respond(self._backend, request, job, partial(kind, job))
 
 
 def _job(body: ChatRequest, served: ServedModel) -> Job:
+    use = tool_use(body, served.card)
     return Job(
         id=new_id("chatcmpl"),
         created_s=int(time.time()),
         served=served,
         body=body,
-        prompts=[chat_prompt(body, body.messages)],
+        prompts=[chat_prompt(body, body.messages, use.tools if use is not None else [])],
         params=chat_params(body, served.card),
+        tool_use=use,
+        keeps_marks=use is not None or served.card.parsers.reasoning != NONE,
     )
 
 
-def chat_prompt(body: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]]) -> Prompt:
+def chat_prompt(
+    body: ChatRequest | TokenizeRequest,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+) -> Prompt:
     """Raises RequestError (400) for messages or template options of the wrong shape."""
     continues = bool(body.continue_final_message)
     generates = not continues if body.add_generation_prompt is None else body.add_generation_prompt
@@ -65,88 +74,5 @@ def chat_prompt(body: ChatRequest | TokenizeRequest, messages: list[dict[str, An
         add_generation_prompt=generates,
         continue_final_message=continues,
         template_kwargs=template_kwargs,
+        tools=tools,
     )
-
-
-class ChatAnswer:
-    """Chunks: a role per choice, text, a finish per choice, usage when asked for."""
-
-    def __init__(self, job: Job, generation: Generation) -> None:
-        self._job = job
-        self._generation = generation
-
-    async def prepare(self) -> None:
-        """Everything comes with the gains."""
-
-    def whole(self, gains: list[Delta]) -> dict[str, Any]:
-        return {
-            "id": self._job.id,
-            "object": "chat.completion",
-            "created": self._job.created_s,
-            "model": self._job.served.name,
-            "choices": [self._choice(gain) for gain in gains],
-            "usage": usage(self._generation),
-            "prompt_logprobs": prompt_logprobs(self._generation.prompts[0].logprobs),
-        }
-
-    def _choice(self, gain: Delta) -> dict[str, Any]:
-        wanted = self._job.params.logprobs is not None
-        return {
-            "index": gain.choice,
-            "message": {"role": "assistant", "content": gain.text, "refusal": None},
-            "logprobs": chat_logprobs(gain.logprobs or []) if wanted else None,
-            "finish_reason": gain.finish_reason,
-            "stop_reason": gain.stop_reason,
-        }
-
-    @cached_property
-    def _frame(self) -> ChunkFrame:
-        return ChunkFrame(self._job, "chat.completion.chunk", self._generation)
-
-    @cached_property
-    def _plain(self) -> tuple[bytes, bytes] | None:
-        """Around index and text, if nothing else of a chunk may change while the choice goes on."""
-        if self._job.params.logprobs is not None or self._frame.counts_each:
-            return None
-        return self._frame.around(b'{"index":', b'},"logprobs":null,"finish_reason":null}')
-
-    async def opening(self) -> bytes:
-        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-        return b"".join(
-            self._frame.event(b'{"index":%d,%b' % (index, delta))
-            for index in range(self._job.params.n)
-        )
-
-    async def gain(self, gain: Delta) -> bytes:
-        return self.event(gain)
-
-    @property
-    def quick(self) -> bool:
-        return True
-
-    def event(self, gain: Delta) -> bytes:
-        """No chunk for a gain without text, logprobs or finish (half a character, say)."""
-        if self._plain is not None and gain.text and gain.finish_reason is None:
-            before, after = self._plain
-            text = encode_json(gain.text)
-            return b'%b%d,"delta":{"content":%b%b' % (before, gain.choice, text, after)
-        events = b""
-        if gain.text or gain.logprobs:
-            logprobs = encode_json(chat_logprobs(gain.logprobs)) if gain.logprobs else b"null"
-            events = self._frame.event(
-                b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
-                % (gain.choice, encode_json(gain.text), logprobs)
-            )
-        if gain.finish_reason is not None:
-            events += self._frame.event(self._finish(gain))
-        return events
-
-    def _finish(self, gain: Delta) -> bytes:
-        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
-            gain.choice,
-            encode_json(gain.finish_reason),
-            encode_json(gain.stop_reason),
-        )
-
-    def closing(self) -> bytes:
-        return self._frame.usage_event()

@@ -13,7 +13,7 @@ from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation, logprob_bytes
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
-from pagemesh.gateway.openai.fields import REFUSED
+from pagemesh.gateway.openai.fields import COMPLETION_REFUSED
 from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import completion_params, split_key
 from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, completion_prompts
@@ -29,7 +29,7 @@ class CompletionsEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         on_unknown = partial(backend.metrics.unknown_field, "completions")
-        decoder = BodyDecoder(CompletionRequest, REFUSED)
+        decoder = BodyDecoder(CompletionRequest, COMPLETION_REFUSED)
         self._reader = BodyReader(decoder, backend.offload, on_unknown)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:

@@ -11,8 +11,6 @@ from typing import Any, Final
 HARMLESS: Final = frozenset(
     {
         "metadata",
-        # Without tools there are no calls to make in parallel.
-        "parallel_tool_calls",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
@@ -31,7 +29,6 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -47,8 +44,6 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "thinking_token_budget": (),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": (),
@@ -58,6 +53,12 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
 
 # Fields of one endpoint that another one knows.
 CHAT_REFUSED: Final = REFUSED | {"echo": (False,)}
+COMPLETION_REFUSED: Final = REFUSED | {
+    "include_reasoning": (True,),
+    "parallel_tool_calls": (True, False),
+    "tool_choice": ("none",),
+    "tools": ([],),
+}
 TOKENIZE_REFUSED: Final[dict[str, tuple[Any, ...]]] = {
-    name: REFUSED[name] for name in ("chat_template", "mm_processor_kwargs", "tools")
+    name: REFUSED[name] for name in ("chat_template", "mm_processor_kwargs")
 }

@@ -16,6 +16,7 @@ from pagemesh.gateway.openai.fields import TOKENIZE_REFUSED
 from pagemesh.gateway.openai.params import bad
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
+from pagemesh.gateway.openai.tools import checked_tools
 from pagemesh.shared.messages import Detokenize, Detokenized, Prompt, Tokenize, Tokenized
 from pagemesh.shared.wire import pack_ids, unpack_ids
 
@@ -79,7 +80,7 @@ def _prompt(body: TokenizeRequest) -> Prompt:
     if (body.prompt is None) == (body.messages is None):
         raise bad("prompt", "or messages must be given, and not both")
     if body.messages is not None:
-        return chat_prompt(body, body.messages)
+        return chat_prompt(body, body.messages, checked_tools(body.tools))
     return Prompt(text=body.prompt, add_special_tokens=body.add_special_tokens is not False)
 
 

@@ -28,15 +28,18 @@ _PYTHON_TAG: Final = "<|python_tag|>"
 def hermes(scanner: Scanner, _: Container[str]) -> Rule[None]:
     """<tool_call>{"name": …, "arguments": {…}}</tool_call>: Hermes, Qwen 2.5 and 3, SmolLM2."""
     while (yield from scanner.content_run(_NOT_ANGLE)):
-        yield from scanner.attempt(_hermes_call(scanner))
+        yield from scanner.attempt(_hermes_calls(scanner))
 
 
-def _hermes_call(scanner: Scanner) -> Rule[None]:
+def _hermes_calls(scanner: Scanner) -> Rule[None]:
+    """A tag that is not closed ends where the next one opens."""
     yield from scanner.literal("<tool_call>")
-    yield from scanner.space()
-    yield from calls(scanner, None)
-    yield from scanner.space()
-    yield from scanner.literal("</tool_call>")
+    tag = "<tool_call>"
+    while tag == "<tool_call>":
+        yield from scanner.space()
+        yield from calls(scanner, None)
+        yield from scanner.space()
+        tag = yield from scanner.one_of(("</tool_call>", "<tool_call>"))
     scanner.settle()
 
 

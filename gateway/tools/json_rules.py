@@ -16,9 +16,7 @@ _SPACE: Final = re.compile(r"[ \t\n\r]+")
 _UNESCAPED: Final = re.compile(r'[^"\\\x00-\x1f]+')
 _ESCAPED: Final = frozenset('"\\/bfnrt')
 _SCALAR_CHARS: Final = re.compile(r"[-+.0-9A-Za-z]+")
-_SCALAR: Final = re.compile(
-    r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
-)
+_SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 Put = Callable[[str], object]

@@ -22,7 +22,7 @@ _QUOTED: Final = {quote: re.compile(rf"[^{quote}\\]+") for quote in "'\""}
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""} | {
     char: char for char in "\\'\""
 }
-_HEX_DIGITS: Final = {"x": 2, "u": 4}
+_HEX_DIGITS: Final = {"x": 2, "u": 4, "U": 8}
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -169,7 +169,7 @@ def _escape(scanner: Scanner) -> Rule[str]:
         return _ESCAPES.get(char, f"\\{char}")
     try:
         return chr(int(digits, 16))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise Malformed from error
 
 

@@ -5,13 +5,47 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from pagemesh.gateway.tools.events import Content, Event, Reasoning
+from pagemesh.shared.messages import Delta
+from pagemesh.shared.wire import unpack_ids
+
+
+class ReasoningTokens:
+    """Counts the tokens of one answer up to the end of its reasoning, tags included.
+
+    Where one token ends it, the count is exact. Otherwise a piece of text in which it ends counts
+    by the share of its characters that are in front of the end.
+    """
+
+    def __init__(self, end_id: int | None) -> None:
+        self.count = 0
+        self._end_id = end_id
+        self._n_tokens = 0
+        self._ended = False
+
+    def add(self, gain: Delta, split: ReasoningSplit) -> None:
+        """`split` has been fed the text of `gain`."""
+        if not self._ended:
+            self._n_tokens += self._n_in_front(gain, split)
+            self.count = self._n_tokens if split.was_inside else 0
+
+    def _n_in_front(self, gain: Delta, split: ReasoningSplit) -> int:
+        ids = unpack_ids(gain.token_ids)
+        if self._end_id in ids:
+            self._ended = True
+            return ids.index(self._end_id) + 1
+        if split.n_behind_chars is None or self._end_id is not None:
+            return len(ids)
+        self._ended = True
+        share = split.n_behind_chars / len(gain.text)
+        return round(len(ids) * (1 - share))
 
 
 class ReasoningSplit:
     """Parts a text that comes in pieces of any size.
 
     Only what opens an answer is reasoning; tags further on are text. White space next to a tag
-    belongs to it. `inside`: the prompt has opened the tag already.
+    belongs to it. `inside`: the prompt has opened the tag already. `n_behind_chars` is what stood
+    behind the reasoning in the piece in which it ended.
     """
 
     def __init__(self, opening: str, closing: str, *, inside: bool) -> None:
@@ -20,13 +54,10 @@ class ReasoningSplit:
         self._place: Literal["before", "inside", "behind", "done"] = (
             "inside" if inside else "before"
         )
+        self.was_inside = inside
+        self.n_behind_chars: int | None = None
         self._held = ""
         self._began = False
-
-    @property
-    def inside(self) -> bool:
-        """Whether reasoning goes on."""
-        return self._place == "inside"
 
     def feed(self, text: str) -> list[Event]:
         if self._place == "done":
@@ -52,7 +83,7 @@ class ReasoningSplit:
         begun = self._held.lstrip()
         if begun.startswith(self._opening):
             self._held = begun[len(self._opening) :]
-            self._place = "inside"
+            self._place, self.was_inside = "inside", True
         elif not self._opening.startswith(begun):
             self._place = "done"
 
@@ -62,7 +93,7 @@ class ReasoningSplit:
             self._began = bool(self._held)
         thought, closing, rest = self._held.partition(self._closing)
         if closing:
-            self._place = "behind"
+            self._place, self.n_behind_chars = "behind", len(rest)
         else:
             sure = len(thought) - _overlap_chars(thought, self._closing)
             thought, rest = thought[:sure], thought[sure:]

@@ -1,0 +1,96 @@
+"""How the answers of /v1/chat/completions are worded."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from pagemesh.gateway.generation import Generation
+from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json
+from pagemesh.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
+from pagemesh.gateway.openai.usage import usage
+from pagemesh.shared.messages import Delta
+
+
+class ChatAnswer:
+    """Chunks: a role per choice, text, a finish per choice, usage when asked for."""
+
+    def __init__(self, job: Job, generation: Generation) -> None:
+        self._job = job
+        self._generation = generation
+
+    async def prepare(self) -> None:
+        """Everything comes with the gains."""
+
+    def whole(self, gains: list[Delta]) -> dict[str, Any]:
+        return {
+            "id": self._job.id,
+            "object": "chat.completion",
+            "created": self._job.created_s,
+            "model": self._job.served.name,
+            "choices": [self._choice(gain) for gain in gains],
+            "usage": usage(self._generation),
+            "prompt_logprobs": prompt_logprobs(self._generation.prompts[0].logprobs),
+        }
+
+    def _choice(self, gain: Delta) -> dict[str, Any]:
+        wanted = self._job.params.logprobs is not None
+        return {
+            "index": gain.choice,
+            "message": {"role": "assistant", "content": gain.text, "refusal": None},
+            "logprobs": chat_logprobs(gain.logprobs or []) if wanted else None,
+            "finish_reason": gain.finish_reason,
+            "stop_reason": gain.stop_reason,
+        }
+
+    @cached_property
+    def _frame(self) -> ChunkFrame:
+        return ChunkFrame(self._job, "chat.completion.chunk", self._generation)
+
+    @cached_property
+    def _plain(self) -> tuple[bytes, bytes] | None:
+        """Around index and text, if nothing else of a chunk may change while the choice goes on."""
+        if self._job.params.logprobs is not None or self._frame.counts_each:
+            return None
+        return self._frame.around(b'{"index":', b'},"logprobs":null,"finish_reason":null}')
+
+    async def opening(self) -> bytes:
+        delta = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
+        return b"".join(
+            self._frame.event(b'{"index":%d,%b' % (index, delta))
+            for index in range(self._job.params.n)
+        )
+
+    async def gain(self, gain: Delta) -> bytes:
+        return self.event(gain)
+
+    @property
+    def quick(self) -> bool:
+        return True
+
+    def event(self, gain: Delta) -> bytes:
+        """No chunk for a gain without text, logprobs or finish (half a character, say)."""
+        if self._plain is not None and gain.text and gain.finish_reason is None:
+            before, after = self._plain
+            text = encode_json(gain.text)
+            return b'%b%d,"delta":{"content":%b%b' % (before, gain.choice, text, after)
+        events = b""
+        if gain.text or gain.logprobs:
+            logprobs = encode_json(chat_logprobs(gain.logprobs)) if gain.logprobs else b"null"
+            events = self._frame.event(
+                b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}'
+                % (gain.choice, encode_json(gain.text), logprobs)
+            )
+        if gain.finish_reason is not None:
+            events += self._frame.event(self._finish(gain))
+        return events
+
+    def _finish(self, gain: Delta) -> bytes:
+        return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % (
+            gain.choice,
+            encode_json(gain.finish_reason),
+            encode_json(gain.stop_reason),
+        )
+
+    def closing(self) -> bytes:
+        return self._frame.usage_event()

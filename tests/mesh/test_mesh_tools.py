@@ -1,0 +1,49 @@
+"""Tools through the real mesh: whatever the model says comes back whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from mesh_process import MeshProcess
+
+pytestmark = pytest.mark.mesh
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a city",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+ASK: Any = {
+    "model": "smollm2-135m-instruct",
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "temperature": 0,
+    "max_tokens": 48,
+}
+
+
+def test_the_stream_helper_gets_what_the_whole_answer_says(mesh: MeshProcess) -> None:
+    with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client:
+        whole = client.chat.completions.create(**ASK, tools=[TOOL]).choices[0]
+        with client.chat.completions.stream(**ASK, tools=[TOOL]) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        plain = client.chat.completions.create(**ASK).usage
+        told = client.chat.completions.create(**ASK, tools=[TOOL]).usage
+    assert whole.message.content or whole.message.tool_calls
+    assert (streamed.message.content or None) == whole.message.content
+    assert streamed.finish_reason == whole.finish_reason
+    assert [call.function.arguments for call in streamed.message.tool_calls or []] == [
+        call.function.arguments for call in whole.message.tool_calls or []
+    ]
+    assert plain is not None
+    assert told is not None
+    assert told.prompt_tokens > plain.prompt_tokens + 50
