@@ -48,7 +48,7 @@ def _job(body: ChatRequest, served: ServedModel) -> Job:
         created_s=int(time.time()),
         served=served,
         body=body,
-        prompts=[chat_prompt(body, body.messages, use.tools if use is not None else [])],
+        prompts=[chat_prompt(body, body.messages, use.tools if use else None)],
         params=chat_params(body, served.card),
         tool_use=use,
         keeps_marks=use is not None or served.card.parsers.reasoning != NONE,
@@ -58,7 +58,7 @@ def _job(body: ChatRequest, served: ServedModel) -> Job:
 def chat_prompt(
     body: ChatRequest | TokenizeRequest,
     messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
 ) -> Prompt:
     """Raises RequestError (400) for messages or template options of the wrong shape."""
     continues = bool(body.continue_final_message)
@@ -74,5 +74,5 @@ def chat_prompt(
         add_generation_prompt=generates,
         continue_final_message=continues,
         template_kwargs=template_kwargs,
-        tools=tools,
+        tools=tools or [],
     )

@@ -29,7 +29,15 @@ from pagemesh.gateway.request_metrics import (
 )
 from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Begun, Delta, EngineStatus, Generate, Prompt, WireError
+from pagemesh.shared.messages import (
+    Accepted,
+    Begun,
+    Delta,
+    EngineStatus,
+    Generate,
+    Prompt,
+    WireError,
+)
 from pagemesh.shared.metrics import DesiredWorkersCollector, EngineCollector
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import Settings
@@ -118,7 +126,7 @@ def test_a_prompt_counts_once_whatever_n_and_however_often_it_is_sent() -> None:
     requests = RequestMetrics()
     pending = pending_choices(requests, n=3, max_tokens=7)
     for attempt in range(2):
-        pending.accept(pack_ids([1, 2, 3, 4]), None)
+        pending.accept(Accepted("r", pack_ids([1, 2, 3, 4])))
         for choice in range(3):
             pending.begin(begun(choice))
             pending.add(delta_of("token", choice), now_s=float(attempt))
@@ -157,7 +165,7 @@ def test_received_is_finished_plus_in_flight_after_every_event(
     requests = RequestMetrics()
     pending, tally = pending_choices(requests, n=4), requests.of("tiny")
     if accepted:
-        pending.accept(pack_ids([1]), None)
+        pending.accept(Accepted("r", pack_ids([1])))
     for kind, choice in events:
         if kind == "begin":
             pending.begin(begun(choice))
@@ -192,7 +200,7 @@ def delta_of(kind: str, choice: int) -> Delta:
 
 def run_one(requests: RequestMetrics, engine_id: str) -> None:
     pending = pending_choices(requests)
-    pending.accept(pack_ids([1, 2]), None)
+    pending.accept(Accepted("r", pack_ids([1, 2])))
     pending.begin(begun(engine_id=engine_id))
     pending.add(delta_of("token", 0), now_s=1.0)
     pending.add(delta_of("stop", 0), now_s=1.0)

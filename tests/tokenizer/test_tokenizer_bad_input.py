@@ -118,9 +118,8 @@ async def test_large_prompt_logprobs_come_whole(
 async def test_a_huge_prompt_does_not_stall_a_running_stream(
     gateway: ScriptedGateway, scheduler: ScriptedScheduler, card: ModelCard
 ) -> None:
-    roomy = Engines([status_of(card._replace(max_model_len=2**20))])
-    scheduler.send(roomy)
-    while (await gateway.engines.get()).engines != roomy.engines:
+    scheduler.send(Engines([status_of(card._replace(max_model_len=2**20))]))
+    while (await gateway.engines.get()).engines[0].card.max_model_len != 2**20:
         pass
     submit = await placed(gateway, scheduler, generate(max_tokens=4000))
     gateway.ask(generate("hello there, " * 80_000, "huge"))
