@@ -202,7 +202,8 @@ def _text_parsers(
     settings: ModelSettings, template: ChatTemplate | None, vocabulary: Vocabulary
 ) -> TextParsers:
     """Those of the settings, or else those that the template asks for."""
-    tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
+    tools: str = settings.tool_call_parser
+    reasoning: str = settings.reasoning_parser
     if template is None:
         return TextParsers()
     if tools == "auto":

@@ -8,6 +8,7 @@ from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.answer import Job, encode_json
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
 from pagemesh.gateway.openai.logprobs import chat_logprobs
+from pagemesh.gateway.openai.schema import ChatRequest
 from pagemesh.gateway.tools.events import Arguments, CallStart, Content, Event, Reasoning
 from pagemesh.gateway.tools.parser import AnswerParser, ToolParser
 from pagemesh.gateway.tools.reasoning import ReasoningSplit, ReasoningTokens
@@ -21,6 +22,8 @@ class ParsedChatAnswer(ChatAnswer):
     def __init__(self, job: Job, generation: Generation) -> None:
         super().__init__(job, generation)
         self._readers: dict[int, ChoiceReader] = {}
+        body = job.body
+        self._hides_reasoning = isinstance(body, ChatRequest) and body.include_reasoning is False
 
     def _read(self, gain: Delta) -> tuple[list[Event], Delta]:
         """What the gain brought, and the gain with the finish reason that the client sees."""
@@ -32,14 +35,16 @@ class ParsedChatAnswer(ChatAnswer):
         self._generation.reasoning_tokens += reader.reasoning_tokens - n_before
         if gain.finish_reason == "stop" and reader.has_called:
             gain = gain._replace(finish_reason="tool_calls")
-        if self._job.body.include_reasoning is False:
+        if self._hides_reasoning:
             events = [event for event in events if not isinstance(event, Reasoning)]
         return events, gain
 
     def _new_reader(self) -> ChoiceReader:
         """The prompt has been accepted by now."""
         parsers, use = self._job.served.card.parsers, self._job.tool_use
-        tags = REASONING_TAGS.get(parsers.reasoning)
+        # The rule of a structured output holds from the first token on: it leaves no reasoning.
+        is_free = self._job.params.structured_outputs is None
+        tags = REASONING_TAGS.get(parsers.reasoning) if is_free else None
         inside = self._generation.prompts[0].in_reasoning
         reasoning = ReasoningSplit(*tags, inside=inside) if tags else None
         tools = None
@@ -114,7 +119,7 @@ def _joined(events: list[Event], kind: type[Content] | type[Reasoning]) -> str:
 
 
 def _call(start: CallStart, events: list[Event]) -> dict[str, Any]:
-    pieces = [e.text for e in events if isinstance(e, Arguments) and e.index == start.index]
+    pieces = [e.text for e in events if isinstance(e, Arguments) and e.number == start.number]
     function = {"name": start.name, "arguments": "".join(pieces)}
     return {"id": start.id, "type": "function", "function": function}
 
@@ -125,12 +130,12 @@ def _delta(event: Event) -> dict[str, Any]:
             return {"content": text}
         case Reasoning(text):
             return _reasoning(text)
-        case CallStart(index, call_id, name):
+        case CallStart(number, call_id, name):
             function = {"name": name, "arguments": ""}
-            call = {"index": index, "id": call_id, "type": "function", "function": function}
+            call = {"index": number, "id": call_id, "type": "function", "function": function}
             return {"tool_calls": [call]}
-        case Arguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case Arguments(number, text):
+            return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
 
 
 def _reasoning(text: str) -> dict[str, str]:

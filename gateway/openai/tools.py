@@ -146,17 +146,15 @@ def _check_schema(schema: object, where: str) -> None:
 
 
 def _check_keywords(schema: dict[str, Any], where: str) -> None:
-    for key, kind in _keyword_kinds():
-        if not isinstance(schema.get(key, kind()), kind):
-            raise bad(f"{where}.{key}", f"must be {'an object' if kind is dict else 'a list'}")
+    for key in _SCHEMA_MAPS:
+        if not isinstance(schema.get(key, {}), dict):
+            raise bad(f"{where}.{key}", "must be an object")
+    for key in (*_SCHEMA_LISTS, "enum", "required"):
+        if not isinstance(schema.get(key, []), list):
+            raise bad(f"{where}.{key}", "must be a list")
     if not all(isinstance(name, str) for name in schema.get("required", [])):
         raise bad(f"{where}.required", "must hold names of properties")
     types = schema.get("type", [])
     for kind_name in types if isinstance(types, list) else [types]:
         if not isinstance(kind_name, str) or kind_name not in _SCHEMA_TYPES:
             raise bad(f"{where}.type", f"must be one of {', '.join(sorted(_SCHEMA_TYPES))}")
-
-
-def _keyword_kinds() -> list[tuple[str, type[dict[str, Any]] | type[list[Any]]]]:
-    lists = (*_SCHEMA_LISTS, "enum", "required")
-    return [(key, dict) for key in _SCHEMA_MAPS] + [(key, list) for key in lists]

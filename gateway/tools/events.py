@@ -15,17 +15,17 @@ class Reasoning(NamedTuple):
 
 
 class CallStart(NamedTuple):
-    """A call of the function `name`. `index` counts the calls of one answer."""
+    """A call of the function `name`. `number` counts the calls of one answer from 0."""
 
-    index: int
+    number: int
     id: str
     name: str
 
 
 class Arguments(NamedTuple):
-    """The next piece of the JSON object that call `index` has as its arguments."""
+    """The next piece of the JSON object that call `number` has as its arguments."""
 
-    index: int
+    number: int
     text: str
 
 

@@ -62,11 +62,11 @@ class ToolParser:
         events = merged(self._scanner.pop_events())
         if self._max_calls is None:
             return events
-        return [event for event in events if _call_index(event) < self._max_calls]
+        return [event for event in events if _call_number(event) < self._max_calls]
 
 
-def _call_index(event: Event) -> int:
-    return event.index if isinstance(event, CallStart | Arguments) else -1
+def _call_number(event: Event) -> int:
+    return event.number if isinstance(event, CallStart | Arguments) else -1
 
 
 class AnswerParser:
@@ -77,8 +77,9 @@ class AnswerParser:
         self._tools = tools
 
     def feed(self, text: str) -> list[Event]:
-        events = [Content(text)] if self.reasoning is None else self.reasoning.feed(text)
-        return self._with_calls(events)
+        if self.reasoning is None:
+            return self._with_calls([Content(text)])
+        return self._with_calls(self.reasoning.feed(text))
 
     def finish(self) -> list[Event]:
         held = [] if self.reasoning is None else self.reasoning.finish()

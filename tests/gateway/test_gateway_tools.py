@@ -348,6 +348,15 @@ async def test_reasoning_may_be_left_out(gateway: Gateway, tokenizer: FakeTokeni
     assert together(pieces) == {"content": "Hello!"}
 
 
+async def test_a_structured_output_is_no_reasoning(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> None:
+    """Its rule holds from the first token on, even if the prompt has opened the tag."""
+    tokenizer.script = saying(['{"a"', ": 1}"], in_reasoning=True)
+    answer, _ = await message(gateway, response_format={"type": "json_object"})
+    assert answer == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
+
+
 async def test_streamed_usage_counts_reasoning(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
     tokenizer.script = saying(THOUGHT, ids=THOUGHT_IDS)
     url, options = gateway.url + "/v1/chat/completions", {"include_usage": True}

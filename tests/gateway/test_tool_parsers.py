@@ -203,10 +203,10 @@ def _check_order(events: list[Event]) -> None:
     n_calls = 0
     for event in events:
         if isinstance(event, CallStart):
-            assert event.index == n_calls
+            assert event.number == n_calls
             n_calls += 1
         elif isinstance(event, Arguments):
-            assert event.index == n_calls - 1
+            assert event.number == n_calls - 1
 
 
 _VALUES = st.recursive(
