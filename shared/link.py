@@ -220,9 +220,9 @@ class Link:
         self._closer = asyncio.create_task(self._close_socket(), name=f"link-closer-{self.name}")
 
     async def _close_socket(self) -> None:
-        """In bounded time: a peer that is cut off takes no goodbye."""
+        """In bounded time, whatever the peer still says: one that is cut off takes no goodbye."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._socket.close(), 2 * GOODBYE_TIMEOUT_S)
+            await asyncio.wait_for(self._socket.close(), GOODBYE_TIMEOUT_S)
 
 
 async def dial(
