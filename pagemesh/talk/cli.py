@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -86,7 +86,8 @@ async def _target(
     """Where to ask, and what every question carries. Raises StartupError without a server."""
     root = given["url"].rstrip("/").removesuffix("/v1")
     model = given["model"] or await first_model(session, root)
-    options = {name: given[name] for name in ("max_tokens", "temperature") if name in given}
+    names = ("max_tokens", "temperature")
+    options: dict[str, Any] = {name: given[name] for name in names if name in given}
     return root + path, {"model": model, **options}
 
 
@@ -94,7 +95,7 @@ async def _ask(prompt: str) -> str | None:
     """A line that is not empty; None at the end of the input. Signals are heard meanwhile."""
     while True:
         print(prompt, end="", flush=True)
-        line = await asyncio.to_thread(sys.stdin.readline)
+        line: str = await asyncio.to_thread(sys.stdin.readline)
         if not line:
             return None
         if line.strip():
@@ -110,7 +111,7 @@ async def _show(answer: AsyncIterator[str]) -> str:
     return text
 
 
-_ACTIONS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
+_ACTIONS: Final[dict[str, Callable[[dict[str, Any]], Coroutine[Any, Any, int]]]] = {
     "chat": _chat,
     "complete": _complete,
 }
