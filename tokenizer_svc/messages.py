@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.tokenizer_svc.templates import ChatTemplate
@@ -17,24 +17,43 @@ _REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 _PROBE: Final = "probe-of-content"
 
 
+class CallForm(NamedTuple):
+    """How a template wants an assistant's calls: their arguments as an object or as JSON text, and
+    beside them a content that is empty or none."""
+
+    as_text: bool = False
+    null_content: bool = False
+
+
+OBJECT_CALLS: Final = CallForm()
+
+
 def normalise(
-    messages: list[dict[str, Any]], forms: Mapping[str, ContentForm]
+    messages: list[dict[str, Any]],
+    forms: Mapping[str, ContentForm],
+    call_form: CallForm = OBJECT_CALLS,
 ) -> list[dict[str, Any]]:
     """A fresh copy of `messages` for a template whose content forms are `forms`, by role.
 
     Raises RequestError (400) naming the message and the field at fault.
     """
-    return [_message(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
+    return [
+        _message(message, f"messages[{i}]", forms, call_form) for i, message in enumerate(messages)
+    ]
 
 
 def _message(
-    message: dict[str, Any], where: str, forms: Mapping[str, ContentForm]
+    message: dict[str, Any], where: str, forms: Mapping[str, ContentForm], call_form: CallForm
 ) -> dict[str, Any]:
     role = _role(message, where)
     given = {key: value for key, value in message.items() if value is not None}
     given |= {"role": role, "content": _content(given.get("content", ""), where, forms[role])}
     if "tool_calls" in given:
-        given["tool_calls"] = _tool_calls(given["tool_calls"], f"{where}.tool_calls")
+        calls = _tool_calls(given.pop("tool_calls"), f"{where}.tool_calls", call_form)
+        # Some templates take an empty list for a call.
+        given |= {"tool_calls": calls} if calls else {}
+        if calls and call_form.null_content and not given["content"]:
+            given["content"] = None
     reasoning = next((given[key] for key in _REASONING_FIELDS if key in given), None)
     if reasoning is not None:
         given = {"thinking": reasoning, **given, "reasoning_content": reasoning}
@@ -73,14 +92,14 @@ def _part_text(part: Any, where: str) -> str:
     return text
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, where: str, form: CallForm) -> list[dict[str, Any]]:
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise _bad(where, "must be a list of objects")
-    return [_tool_call(call) for call in calls]
+    return calls if form.as_text else [_tool_call(call) for call in calls]
 
 
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Arguments travel as a JSON string; templates want the object it holds."""
+    """Arguments travel as a JSON string; most templates want the object it holds."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

@@ -16,7 +16,6 @@ from typing import Any, Final, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -103,19 +102,13 @@ def _strftime_now(pattern: str) -> str:
 
 
 class ChatTemplate:
-    """One compiled template. Threads may share it. `knows_tools`: it has words of its own for
-    tools or calls.
-
-    Raises StartupError when it does not parse.
-    """
+    """One compiled template. Threads may share it. Raises StartupError when it does not parse."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._sandbox = _Sandbox()
         try:
-            variables = find_undeclared_variables(self._sandbox.parse(source))
-            self.knows_tools: Final = "tools" in variables or "tool_calls" in source
             self._template = self._sandbox.from_string(source)
         except TemplateSyntaxError as error:
             raise StartupError(

@@ -18,12 +18,10 @@ from pagemesh.shared.text_parsers import (
     tool_parser_for,
 )
 from pagemesh.shared.wire import unpack_ids
-from pagemesh.tokenizer_svc.call_ids import wants_short_ids, with_short_ids
+from pagemesh.tokenizer_svc.chat_form import ChatForm
 from pagemesh.tokenizer_svc.decode import TextDecoder, incremental_decoder
-from pagemesh.tokenizer_svc.messages import STRING_FORMS, content_forms, normalise
 from pagemesh.tokenizer_svc.rules import Rules
 from pagemesh.tokenizer_svc.templates import ChatTemplate
-from pagemesh.tokenizer_svc.tool_prompt import with_tools_as_text
 from pagemesh.tokenizer_svc.vocabulary import Vocabulary
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -44,10 +42,8 @@ class TextModel:
         self.vocabulary = _load_vocabulary(folder / TOKENIZER_FILE)
         self.rules = Rules(folder, prepared)
         self._template = _load_template(folder / TEMPLATE_FILE, prepared)
-        self._forms = content_forms(self._template) if self._template is not None else {}
-        source = self._template.source if self._template is not None else ""
-        self._wants_short_ids = wants_short_ids(source)
-        self.parsers: Final = _text_parsers(settings.model, self._template, self.vocabulary)
+        self._form = ChatForm(self._template) if self._template is not None else None
+        self.parsers: Final = self._text_parsers(settings.model)
         self._hidden = {
             keeps: self.vocabulary.hidden(
                 skip_special_tokens=True, kept=marks_of(self.parsers) if keeps else ()
@@ -75,7 +71,7 @@ class TextModel:
 
     def render(self, prompt: Prompt) -> str:
         """The text of a chat. Raises RequestError (400), with the template's own message."""
-        if self._template is None:
+        if self._template is None or self._form is None:
             raise RequestError(
                 "this model has no chat template: use completions, or start the server with "
                 "--chat-template",
@@ -83,7 +79,7 @@ class TextModel:
             )
         if not prompt.messages:
             raise RequestError("messages must not be empty", param="messages")
-        chat = self._chat(prompt.messages, prompt.tools)
+        chat = self._form.chat(prompt.messages, prompt.tools)
         variables = prompt.template_kwargs
         if prompt.tools:
             variables = {**variables, "tools": prompt.tools}
@@ -94,16 +90,6 @@ class TextModel:
             add_generation_prompt=prompt.add_generation_prompt,
             variables=variables,
         )
-
-    def _chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """In the form that the template wants."""
-        assert self._template is not None
-        if not self._template.knows_tools and (tools or any(map(_is_of_tools, messages))):
-            messages = with_tools_as_text(normalise(messages, STRING_FORMS), tools)
-        chat = normalise(messages, self._forms)
-        return with_short_ids(chat) if self._wants_short_ids else chat
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -143,6 +129,20 @@ class TextModel:
             param=param,
         )
 
+    def _text_parsers(self, settings: ModelSettings) -> TextParsers:
+        """Those of the settings, or else those that the template asks for."""
+        if self._template is None or self._form is None:
+            return TextParsers()
+        tools: str = settings.tool_call_parser
+        reasoning: str = settings.reasoning_parser
+        if tools == "auto":
+            tools = tool_parser_for(self._template.source, knows_tools=self._form.knows_tools)
+        if reasoning == "auto":
+            reasoning = reasoning_parser_for(self._template.source)
+        tags = REASONING_TAGS.get(reasoning)
+        end_id = self.vocabulary.tokenizer.token_to_id(tags[1]) if tags else None
+        return TextParsers(tools, reasoning, end_id)
+
     def _encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """`encode_batch_fast` lets other threads run meanwhile, which `encode` does not."""
         tokenizer = self.vocabulary.tokenizer
@@ -157,10 +157,6 @@ class TextModel:
         if add_special_tokens and bos is not None and ids[:2] == [bos, bos]:
             return ids[1:]
         return ids
-
-
-def _is_of_tools(message: dict[str, Any]) -> bool:
-    return message.get("role") == "tool" or bool(message.get("tool_calls"))
 
 
 def _render_continued(
@@ -196,23 +192,6 @@ def _load_vocabulary(path: Path) -> Vocabulary:
         raise StartupError(
             f"{path} is damaged ({error}): delete {path.parent} and prepare again"
         ) from error
-
-
-def _text_parsers(
-    settings: ModelSettings, template: ChatTemplate | None, vocabulary: Vocabulary
-) -> TextParsers:
-    """Those of the settings, or else those that the template asks for."""
-    tools: str = settings.tool_call_parser
-    reasoning: str = settings.reasoning_parser
-    if template is None:
-        return TextParsers()
-    if tools == "auto":
-        tools = tool_parser_for(template.source, knows_tools=template.knows_tools)
-    if reasoning == "auto":
-        reasoning = reasoning_parser_for(template.source)
-    tags = REASONING_TAGS.get(reasoning)
-    end_id = vocabulary.tokenizer.token_to_id(tags[1]) if tags else None
-    return TextParsers(tools, reasoning, end_id)
 
 
 def _load_template(path: Path, prepared: PreparedModel) -> ChatTemplate | None:

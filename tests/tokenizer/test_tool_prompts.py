@@ -26,6 +26,7 @@ PARTS = (
 HERMES = "{{ tools | tojson }}<tool_call>{% for m in messages %}{{ m | tojson }}{% endfor %}"
 THINKING = PLAIN.replace("[assistant] ", "[assistant] <think>\n")
 MISTRAL = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}{% for call in m.tool_calls or [] %}[TOOL_CALLS]{{ call.id }}"
     "{% if call.id|length != 9 %}{{ raise_exception('nine') }}{% endif %}{% endfor %}"
     "{% if m.tool_call_id %}<{{ m.tool_call_id }}>{% endif %}{% endfor %}"
@@ -101,6 +102,38 @@ def test_their_words_follow_those_of_the_system(tmp_path: Path) -> None:
     assert text.startswith("[system] Be brief.\n\n# Tools")
     parts = model(tmp_path, PARTS).render(Prompt(messages=chat, tools=TOOLS))
     assert parts.startswith("Be brief.\n\n# Tools")
+
+
+# In the manner of DeepSeek R1: arguments are text, and a turn with calls has no content.
+TEXT_CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'assistant' and m.content is none %}{% for call in m.tool_calls %}"
+    "{{ call.function.name + ' ' + call.function.arguments }}{% endfor %}"
+    "{% else %}{{ m.content }} {% endif %}{% endfor %}"
+)
+# In the manner of Llama 3.1: variables that may be given, and calls one at a time.
+ONE_CALL = (
+    "{%- if custom_tools is defined %}{%- set tools = custom_tools %}{%- endif %}"
+    "{%- if not tools is defined %}{%- set tools = none %}{%- endif %}"
+    "{%- if tools is not none %}{%- for t in tools %}{{ t | tojson(indent=4) }}{%- endfor %}"
+    "{%- endif %}{%- for m in messages %}{%- if 'tool_calls' in m %}"
+    "{%- if m.tool_calls|length != 1 %}{{ raise_exception('one call at a time') }}{%- endif %}"
+    "{{- m.tool_calls[0].function.arguments | tojson }}{%- else %}{{ m.content }}{%- endif %}"
+    "{%- endfor %}"
+)
+
+
+def test_calls_take_the_form_that_the_template_wants(tmp_path: Path) -> None:
+    text = model(tmp_path, TEXT_CALLS).render(Prompt(messages=CHAT[:2]))
+    assert text == 'Hi weather {"city": "Paris"}'
+    text = model(tmp_path, ONE_CALL).render(Prompt(messages=CHAT[:2]))
+    assert text == 'Hi{"city": "Paris"}'
+    assert model(tmp_path, ONE_CALL).parsers.tools == "json"
+
+
+def test_an_empty_list_of_calls_is_none(tmp_path: Path) -> None:
+    chat = [CHAT[0], {"role": "assistant", "content": "Hello", "tool_calls": []}]
+    assert model(tmp_path, ONE_CALL).render(Prompt(messages=chat)) == "HiHello"
 
 
 def test_without_tools_nothing_is_added(tmp_path: Path) -> None:
