@@ -20,7 +20,7 @@ from parts.services import supervised
 from redis.asyncio import Redis
 
 from pagemesh.shared.leases import Lease
-from pagemesh.shared.registry import HEARTBEAT_S, WATCH_PERIOD_S, Instance, Registry
+from pagemesh.shared.registry import HEARTBEAT_S, WATCH_PERIOD_S, WHOLE_LOOK_S, Instance, Registry
 from pagemesh.shared.settings import MeshSettings, Settings
 
 _MS: Final = 1e3
@@ -52,7 +52,10 @@ def operations(registry: Registry, workers: list[Instance]) -> list[Operation]:
     look_s = 1 / WATCH_PERIOD_S
     return [
         Operation("heartbeat", "service", 1 / HEARTBEAT_S, lambda: registry._beat(workers[0])),
-        Operation("all workers", "scheduler", look_s, lambda: registry.instances("worker")),
+        Operation("no change", "scheduler", look_s, lambda: registry.latest("worker")),
+        Operation(
+            "all workers", "scheduler", 1 / WHOLE_LOOK_S, lambda: registry.instances("worker")
+        ),
         Operation("all leases", "scheduler", look_s, lambda: registry.leases.read(names)),
         Operation("renew them", "all schedulers", look_s, lambda: registry.leases.renew(leases)),
     ]

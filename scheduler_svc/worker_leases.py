@@ -79,8 +79,8 @@ class WorkerLeases:
             await self._peers.close()
 
     async def _turn(self) -> None:
-        schedulers = await self._registry.instances("scheduler")
-        workers = {each.instance_id: each for each in await self._registry.instances("worker")}
+        schedulers = await self._registry.latest("scheduler")
+        workers = {each.instance_id: each for each in await self._registry.latest("worker")}
         leases = await self._registry.leases.read({**workers, **self._held})
         self._drop_lost(workers, leases)
         await self._adopt(workers, leases)

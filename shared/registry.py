@@ -1,9 +1,10 @@
 """Who exists: heartbeat keys with addresses in Redis.
 
 Each instance owns the key `{mesh}:instance:{service}:{id}`, rewritten every HEARTBEAT_S and gone
-KEY_TTL_S after the last beat; the set `{mesh}:instances:{service}` lists the ids. Redis is off the
-request path: when it is away, announcing and watching go on quietly until it is back, and links
-already open stay open.
+KEY_TTL_S after the last beat; the set `{mesh}:instances:{service}` lists the ids. The counter
+`{mesh}:changes:{service}` grows with newcomers and leavers, so that a look costs little while there
+are none; keys that lapse are noticed once a second. Redis is off the request path: when it is away,
+announcing and watching go on quietly until it is back, and links already open stay open.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pagemesh.shared.wire import PROTOCOL
 HEARTBEAT_S: Final = 1.0
 KEY_TTL_S: Final = 3.0
 WATCH_PERIOD_S: Final = 0.25
+WHOLE_LOOK_S: Final = 1.0
+"""A key that lapses is no change that anybody counts."""
 REDIS_TIMEOUT_S: Final = 2.0
 MASK: Final = "********"
 AWAY: Final = (RedisError, OSError, TimeoutError)
@@ -48,6 +51,14 @@ class Instance(NamedTuple):
     models: list[str] = []
 
 
+class _Look(NamedTuple):
+    """What a look at all keys of a service found."""
+
+    changes: str | None
+    instances: list[Instance]
+    at_s: float
+
+
 class Registry:
     """The registry keys of one mesh. Owner of its Redis connection: call `close`."""
 
@@ -65,7 +76,8 @@ class Registry:
         self.routes = RouteKeys(self._redis, mesh_name)
         self._mesh = mesh_name
         self._away = False
-        self._passed_over: set[str] = set()
+        self._looks: dict[str, _Look] = {}
+        self._passed_over: dict[str, set[str]] = {}
 
     @property
     def away(self) -> bool:
@@ -93,6 +105,7 @@ class Registry:
             ):
                 pipe.delete(self._key(instance.service, instance.instance_id))
                 pipe.srem(self._ids_key(instance.service), instance.instance_id)
+                pipe.incr(self._changes_key(instance.service))
                 await pipe.execute()
         except AWAY as error:
             self._note_away(error)
@@ -104,25 +117,33 @@ class Registry:
         """
         async with asyncio.timeout(REDIS_TIMEOUT_S):
             values = await self._values(service)
-        found = [self._read(name, value) for name, value in values.items()]
+        told = self._passed_over.setdefault(service, set())
+        told.intersection_update(values)
+        found = [self._read(name, value, told) for name, value in values.items()]
         return [instance for instance in found if instance is not None]
 
-    def _read(self, name: str, value: str) -> Instance | None:
+    async def latest(self, service: str) -> list[Instance]:
+        """As `instances`, for those who look often: a key that has lapsed may be among them for
+        WHOLE_LOOK_S."""
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            changes = await self._redis.get(self._changes_key(service))
+        now_s, look = asyncio.get_running_loop().time(), self._looks.get(service)
+        if look is None or look.changes != changes or now_s - look.at_s >= WHOLE_LOOK_S:
+            look = _Look(changes, await self.instances(service), now_s)
+            self._looks[service] = look
+        return look.instances
+
+    def _read(self, name: str, value: str, told: set[str]) -> Instance | None:
         """The instance in `value`; None, and one log line, when we cannot speak with it."""
         try:
             instance = _instance(value)
         except msgspec.DecodeError as error:
-            self._pass_over(name, f"its registry key is no instance: {error}")
+            _pass_over(told, name, f"its registry key is no instance: {error}")
             return None
         if instance.protocol != PROTOCOL:
-            self._pass_over(name, f"protocol {instance.protocol} is not {PROTOCOL}")
+            _pass_over(told, name, f"protocol {instance.protocol} is not {PROTOCOL}")
             return None
         return instance
-
-    def _pass_over(self, name: str, reason: str) -> None:
-        if name not in self._passed_over:
-            log.warning("instance_passed_over", instance=name, reason=reason)
-        self._passed_over.add(name)
 
     async def _values(self, service: str) -> dict[str, str]:
         """The live keys' contents, by instance id. Ids of lapsed keys leave the set."""
@@ -142,7 +163,7 @@ class Registry:
         last: list[Instance] | None = None
         while True:
             try:
-                current = await self.instances(service)
+                current = await self.latest(service)
             except AWAY as error:
                 self._note_away(error)
             else:
@@ -164,7 +185,9 @@ class Registry:
                 key = self._key(instance.service, instance.instance_id)
                 pipe.set(key, msgspec.json.encode(instance), px=int(KEY_TTL_S * 1000))
                 pipe.sadd(self._ids_key(instance.service), instance.instance_id)
-                await pipe.execute()
+                *_, is_new = await pipe.execute()
+            if is_new:
+                await self._redis.incr(self._changes_key(instance.service))
         except AWAY as error:
             self._note_away(error)
         else:
@@ -183,6 +206,9 @@ class Registry:
     def _key(self, service: str, instance_id: str) -> str:
         return f"{self._mesh}:instance:{service}:{instance_id}"
 
+    def _changes_key(self, service: str) -> str:
+        return f"{self._mesh}:changes:{service}"
+
     def _ids_key(self, service: str) -> str:
         return f"{self._mesh}:instances:{service}"
 
@@ -194,6 +220,12 @@ def _instance(value: str) -> Instance:
     n_common = Instance._fields.index("protocol") + 1
     ours = fields[n_common - 1 : n_common] == [PROTOCOL]
     return msgspec.convert(fields[: len(Instance._fields) if ours else n_common], Instance)
+
+
+def _pass_over(told: set[str], name: str, reason: str) -> None:
+    if name not in told:
+        log.warning("instance_passed_over", instance=name, reason=reason)
+    told.add(name)
 
 
 def masked_url(url: str) -> str:

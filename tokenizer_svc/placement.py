@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from pagemesh.shared.engine_messages import End, Lost, Submit
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
-from pagemesh.shared.messages import Engines, EngineStatus, ModelCard
+from pagemesh.shared.messages import Engines, EngineStats, EngineStatus, ModelCard
 from pagemesh.shared.prefix_index import index_keys
 from pagemesh.tokenizer_svc.dispatch import Ask, Chosen, Depths, Dispatch, Place
 from pagemesh.tokenizer_svc.lookup import Lookup, LookupMetrics
@@ -22,10 +22,12 @@ from pagemesh.tokenizer_svc.variants import variants_of
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+NO_STATS: Final = EngineStats()
 
 
 class Placement:
-    """The asyncio shell around Dispatch. `on_change` runs whenever the engines changed."""
+    """The asyncio shell around Dispatch. `on_change` runs when engines come, go or drain; not for
+    their load, of which every scheduler reports five times a second."""
 
     def __init__(
         self,
@@ -42,6 +44,7 @@ class Placement:
         self._on_change = on_change
         self._dispatch = Dispatch()
         self._links: dict[str, Link] = {}
+        self._offers: dict[str, list[Any]] = {}
         self._changed = asyncio.Event()
         self._refused: set[tuple[object, ...]] = set()
         """Engines and variants that are not used, each told once."""
@@ -110,14 +113,18 @@ class Placement:
         """Keys whose engines can no longer be reached."""
         self._links.pop(link.name, None)
         keys = self._dispatch.drop(link.name)
-        self._notify()
+        self._offers.pop(link.name, None)
+        self._notify(news=True)
         return keys
 
     def update(self, link: Link, message: Engines) -> None:
         ours = [status for status in message.engines if self._is_ours(status)]
         self._dispatch.update(link.name, ours, draining=message.draining)
         self._tell_of_variants({name for status in ours for name in status.card.names})
-        self._notify()
+        offer = [message.draining, *(status._replace(stats=NO_STATS) for status in ours)]
+        news = self._offers.get(link.name) != offer
+        self._offers[link.name] = offer
+        self._notify(news=news)
 
     def lost(self, link: Link, message: Lost) -> list[int]:
         """Keys of `message` that were still placed on the engine it names."""
@@ -172,7 +179,8 @@ class Placement:
             ) from error
         return found
 
-    def _notify(self) -> None:
+    def _notify(self, *, news: bool) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        self._on_change()
+        if news:
+            self._on_change()

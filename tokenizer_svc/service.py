@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
 import structlog
 from aiohttp import web
@@ -37,6 +38,8 @@ from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.placement import Placement
 from pagemesh.tokenizer_svc.requests import Request, RequestTable, public_error
 from pagemesh.tokenizer_svc.text_models import load_text_models
+
+LOAD_PERIOD_S: Final = 0.5
 
 log = structlog.get_logger(__name__)
 
@@ -98,7 +101,9 @@ class TokenizerService:
             runtime.link_tls,
         )
         try:
-            await peers.run()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(peers.run(), name="peers")
+                group.create_task(self._report_load(), name="load")
         finally:
             await self._answers.close()
             await self._lookup.close()
@@ -220,6 +225,16 @@ class TokenizerService:
     def _push_engines(self) -> None:
         for outbox in self._outboxes:
             self._send_engines(outbox)
+
+    async def _report_load(self) -> None:
+        """Until cancelled. Gateways only show it; every service tells each of them of all engines,
+        so each report of a scheduler passed on at once would be most of what a large mesh does."""
+        told: list[EngineStatus] = []
+        while True:
+            await asyncio.sleep(LOAD_PERIOD_S)
+            if (statuses := self._placement.statuses()) != told:
+                told = statuses
+                self._push_engines()
 
     def _send_engines(self, outbox: Outbox) -> None:
         names = self._text_models.names

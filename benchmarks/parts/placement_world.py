@@ -66,7 +66,7 @@ class Conversation:
         ]
         tokens = len(self._chain) * BLOCK_TOKENS + BLOCK_TOKENS // 2
         return Ask(
-            Need(BLOCK_TOKENS, tokens + ANSWER_TOKENS),
+            Need(BLOCK_TOKENS, tokens + ANSWER_TOKENS, CARD.variant),
             tokens,
             tuple(self._chain),
             ANSWER_TOKENS,

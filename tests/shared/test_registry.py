@@ -11,7 +11,7 @@ import redis.asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
-from pagemesh.shared.registry import KEY_TTL_S, Instance, Registry, masked_url
+from pagemesh.shared.registry import KEY_TTL_S, WHOLE_LOOK_S, Instance, Registry, masked_url
 from pagemesh.shared.wire import PROTOCOL
 
 WORKER = Instance("worker", "worker-1", "127.0.0.1:5000", 1)
@@ -171,3 +171,27 @@ async def test_models_are_shown_with_the_instance(registry: Registry) -> None:
     task = await announced(registry, serving)
     assert (await registry.instances("worker"))[0].models == ["small", "org/large"]
     task.cancel()
+
+
+async def test_newcomers_and_leavers_are_seen_at_the_next_look(registry: Registry) -> None:
+    assert await registry.latest("worker") == []
+    task = asyncio.create_task(registry.announce(WORKER))
+    async with asyncio.timeout(WHOLE_LOOK_S / 2):
+        while await registry.latest("worker") != [WORKER]:
+            pass
+    task.cancel()
+    await registry.withdraw(WORKER)
+    assert await registry.latest("worker") == []
+
+
+async def test_a_look_at_what_did_not_change_reads_no_keys_but_lapsed_ones_are_noticed(
+    registry: Registry, keys: redis.asyncio.Redis, mesh_name: str
+) -> None:
+    task = await announced(registry, WORKER)
+    task.cancel()
+    await registry.latest("worker")
+    await keys.delete(f"{mesh_name}:instance:worker:worker-1")
+    assert await registry.latest("worker") == [WORKER]
+    async with asyncio.timeout(2 * WHOLE_LOOK_S + 1):
+        while await registry.latest("worker"):  # noqa: ASYNC110 -- keys that lapse tell nobody
+            await asyncio.sleep(0.05)
