@@ -132,7 +132,7 @@ class Dispatch:
         self._lots = Random() if lots is None else lots
         self._engines: dict[Place, _Engine] = {}
         self._offers: dict[_Limits, list[Place]] = {}
-        self._common_pace = UNMEASURED
+        self._mean_pace: StepPace | None = None
         self._placed: dict[int, _Placed] = {}
         self._own_requests: Counter[Place] = Counter()
         self._own_prefill: defaultdict[Place, float] = defaultdict(float)
@@ -154,37 +154,52 @@ class Dispatch:
         self, scheduler: str, engines: Iterable[EngineStatus], *, draining: bool = False
     ) -> None:
         """Replace what `scheduler` last offered."""
-        self._drop_engines(scheduler)
+        before = self._take_engines(scheduler)
         for status in engines:
             place = Place(scheduler, status.engine_id)
-            self._engines[place] = _Engine(status, self._own(place), draining)
-        for place in self._recent.keys() - self._engines.keys():
-            del self._recent[place]
-        self._sum_up()
+            engine = self._engines[place] = _Engine(status, self._own(place), draining)
+            if place not in before or not _offers_alike(before.pop(place), engine):
+                self._forget_sums()
+        for place in before:
+            self._recent.pop(place, None)
+            self._forget_sums()
+        self._mean_pace = None
 
     def drop(self, scheduler: str) -> list[int]:
         """The link to `scheduler` is gone. Returns the keys that were placed over it."""
-        self._drop_engines(scheduler)
-        self._sum_up()
+        for place in self._take_engines(scheduler):
+            self._recent.pop(place, None)
+        self._forget_sums()
         keys = [key for key, (place, _) in self._placed.items() if place.scheduler == scheduler]
         self.release(keys)
         return keys
 
-    def _sum_up(self) -> None:
-        """What decisions need of all engines: there are many more of them than reports."""
-        self._common_pace = _mean_pace(each.status.stats.pace for each in self._engines.values())
+    def _forget_sums(self) -> None:
+        """What decisions need of all engines: there are many more of them than changes."""
         self._offers = {}
-        for place, (status, _, draining) in self._engines.items():
-            if not draining:
-                card = status.card
-                limits = _Limits(card.block_tokens, card.max_model_len, card.variant)
-                self._offers.setdefault(limits, []).append(place)
+        self._cards = {}
+        self._mean_pace = None
+
+    def _offered(self) -> dict[_Limits, list[Place]]:
+        if not self._offers:
+            for place, (status, _, draining) in self._engines.items():
+                if not draining:
+                    card = status.card
+                    limits = _Limits(card.block_tokens, card.max_model_len, card.variant)
+                    self._offers.setdefault(limits, []).append(place)
+        return self._offers
+
+    def _common_pace(self) -> StepPace:
+        if self._mean_pace is None:
+            paces = (engine.status.stats.pace for engine in self._engines.values())
+            self._mean_pace = _mean_pace(paces)
+        return self._mean_pace
 
     # -- the decision: pure ------------------------------------------------------------------------
 
     def candidates(self, need: Need) -> list[Place]:
         """Engines that can serve `need`."""
-        fitting = [places for limits, places in self._offers.items() if need.met_by(limits)]
+        fitting = [places for limits, places in self._offered().items() if need.met_by(limits)]
         return fitting[0] if len(fitting) == 1 else [*chain.from_iterable(fitting)]
 
     def choose(self, ask: Ask, depths: Depths | None, now_s: float) -> Chosen | None:
@@ -236,7 +251,7 @@ class Dispatch:
             if place == favourite:
                 uncached_tokens *= 1 - PRESUMED_SHARE
             status = self._engines[place].status
-            pace = status.stats.pace if status.stats.pace.token_s else self._common_pace
+            pace = status.stats.pace if status.stats.pace.token_s else self._common_pace()
             work = Work(uncached_tokens, ask.answer_tokens, ask.choices)
             costs[place] = cost_s(work, self.load(place), status.capacity, pace)
         return costs
@@ -307,10 +322,14 @@ class Dispatch:
             del self._own_requests[place]
             self._own_prefill.pop(place, None)
 
-    def _drop_engines(self, scheduler: str) -> None:
-        self._cards = {}
-        for place in [place for place in self._engines if place.scheduler == scheduler]:
-            del self._engines[place]
+    def _take_engines(self, scheduler: str) -> dict[Place, _Engine]:
+        places = [place for place in self._engines if place.scheduler == scheduler]
+        return {place: self._engines.pop(place) for place in places}
+
+
+def _offers_alike(one: _Engine, other: _Engine) -> bool:
+    same_card = one.status.card == other.status.card
+    return same_card and one.draining == other.draining
 
 
 def _mean_pace(paces: Iterable[StepPace]) -> StepPace:
