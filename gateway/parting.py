@@ -13,14 +13,14 @@ from typing import Final
 
 from aiohttp import web
 
-LAST_REQUEST_S: Final = 1.0
-"""After its last answer a client may be about to ask again; then its connection is closed."""
+LAST_REQUEST_S: Final = 2.0
+"""Who was answered may be about to ask again; after that its connection is closed."""
 LAST_REQUEST: Final[ContextVar[bool]] = ContextVar("last_request", default=False)
 """Whether the request at hand is the last one of its connection."""
 
 
 class Parting:
-    """Hears of every request (`asked`, `answered`); until `begin` that costs nothing."""
+    """Hears of every request (`asked`, `answered`); until `begin` that costs next to nothing."""
 
     def __init__(self) -> None:
         self._open: set[object] | None = None
@@ -40,9 +40,11 @@ class Parting:
             LAST_REQUEST.set(True)
 
     def answered(self, request: web.Request) -> None:
-        if self._open is not None and request.protocol in self._open:
+        if self._open is None or request.protocol in self._open:
             self._answered_s = time.monotonic()
 
     def patience_s(self) -> float:
-        """How long another request may still come."""
+        """How long another request may still come over a connection that was open."""
+        if not self._open:
+            return 0.0
         return self._answered_s + LAST_REQUEST_S - time.monotonic()

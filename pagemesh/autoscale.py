@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -151,6 +152,10 @@ class Autoscaler:
             leaving = self._supervisor.retire(self._group, self._running.pop(number), self._grace_s)
             task = asyncio.create_task(leaving, name=f"retire-{number}")
             self._leaving[number] = task
-            task.add_done_callback(lambda _, number=number: self._leaving.pop(number, None))
+            task.add_done_callback(partial(self._note_left, number))
         if start or stop:
             log.info("scaled", workers=len(self._running), desired=desired)
+
+    def _note_left(self, number: int, _: asyncio.Task[None]) -> None:
+        """Its device is free."""
+        self._leaving.pop(number, None)

@@ -54,7 +54,7 @@ class Instance(NamedTuple):
 class _Look(NamedTuple):
     """What a look at all keys of a service found."""
 
-    changes: str | None
+    changes: str | bytes | None
     instances: list[Instance]
     at_s: float
 
