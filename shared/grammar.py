@@ -57,13 +57,17 @@ class Matcher:
     """How far one answer has followed its rule."""
 
     def __init__(self, vocabulary: GrammarVocabulary, rule: StructuredOutputsParams) -> None:
-        self._begins_after = rule.begins_after
+        self.opened_by = rule.opened_by
+        """The token that may come instead of what the rule allows, while nothing has come."""
+        self._closed_by = rule.begins_after if rule.opened_by is None else None
+        self._rule = rule
         self.core = LLMatcher(vocabulary.tokenizer, _grammar(rule), log_level=0, limits=_LIMITS)
         self._require_health()
 
     @property
-    def has_begun(self) -> bool:
-        return self._begins_after is None
+    def is_free(self) -> bool:
+        """Whether any token may come."""
+        return self._closed_by is not None
 
     @property
     def is_done(self) -> bool:
@@ -78,11 +82,15 @@ class Matcher:
     def takes(self, token: int) -> bool:
         """Whether `token`, which comes next, is one for the rule. What follows an end is not: steps
         run ahead of it."""
-        if self.has_begun:
-            return not self.is_done
-        if token == self._begins_after:
-            self._begins_after = None
-        return False
+        opened_by, self.opened_by = self.opened_by, None
+        if opened_by is not None and token == opened_by:
+            self._closed_by = self._rule.begins_after
+            return False
+        if self.is_free:
+            if token == self._closed_by:
+                self._closed_by = None
+            return False
+        return not self.is_done
 
     def consume(self, tokens: list[int]) -> None:
         """Raises GrammarError for a token that the rule does not allow."""

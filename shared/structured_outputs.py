@@ -17,9 +17,10 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, array_l
     answer; a list of answers to choose from; a grammar in Lark's or GBNF's notation; any JSON
     object. Names and meaning are vLLM's.
 
-    `begins_after` is the token behind which the rule holds, such as the one that ends a model's
-    reasoning; None: from the first on. `given_as` is the field that a client wrote it in. Raises
-    ValueError from the constructor; the text starts with the name of the field at fault.
+    The rule holds from the first token on; or behind the token `begins_after`, which ends a model's
+    reasoning: with `opened_by` only if that token came first. `given_as` is the field that a client
+    wrote it in. Raises ValueError from the constructor; the text starts with the name of the field
+    at fault.
     """
 
     json: str | dict[str, Any] | None = None
@@ -28,6 +29,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, array_l
     grammar: str | None = None
     json_object: bool = False
     begins_after: int | None = None
+    opened_by: int | None = None
     given_as: str = "structured_outputs"
 
     def __post_init__(self) -> None:

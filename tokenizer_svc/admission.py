@@ -43,12 +43,16 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     ids, text = _encode(text_model, generate, card)
     check_prompt_logprobs(generate.params, len(ids))
     prompt_ids = pack_ids(ids)
+    params = generate.params
+    if params.structured_outputs is not None:
+        rule = text_model.after_reasoning(params.structured_outputs, generate.prompt, text)
+        params = msgspec.structs.replace(params, structured_outputs=rule)
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(
         text_model=text_model,
         generate=generate._replace(prompt=Prompt()),
         card=card,
-        params=resolve_max_tokens(generate.params, len(ids), card.max_model_len),
+        params=resolve_max_tokens(params, len(ids), card.max_model_len),
         prompt_ids=prompt_ids,
         prompt_text=text if generate.want_prompt_text else None,
         in_reasoning=text_model.in_reasoning(generate.prompt, text),

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from pagemesh.shared.errors import RequestError, StartupError
 from pagemesh.shared.grammar import TOKENIZER_FILE
 from pagemesh.shared.messages import Prompt
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import ModelSettings, Settings
+from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.text_parsers import (
     REASONING_TAGS,
     TextParsers,
@@ -105,6 +108,22 @@ class TextModel:
         if tags is None or text is None or prompt.messages is None:
             return False
         return text[-_TAIL_CHARS:].rstrip().endswith(tags[0])
+
+    def after_reasoning(
+        self, rule: StructuredOutputsParams, prompt: Prompt, text: str | None
+    ) -> StructuredOutputsParams:
+        """`rule` for an answer to `prompt`, whose text is `text`: it holds behind what the model
+        thinks first, if single tokens mark that."""
+        tags, end_id = REASONING_TAGS.get(self.parsers.reasoning), self.parsers.reasoning_end_id
+        if tags is None or end_id is None or text is None or prompt.messages is None:
+            return rule
+        if self.in_reasoning(prompt, text):
+            return replace(rule, begins_after=end_id)
+        opening_id = self.vocabulary.tokenizer.token_to_id(tags[0])
+        has_thought = text[-_TAIL_CHARS:].rstrip().endswith(tags[1])
+        if opening_id is None or has_thought:
+            return rule
+        return replace(rule, begins_after=end_id, opened_by=opening_id)
 
     def token_str(self, token_id: int) -> str:
         return self.vocabulary.token_str(token_id)

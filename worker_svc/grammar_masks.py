@@ -38,11 +38,15 @@ class RuleThreads:
         """int32[N, ceil(V / 32)]: bit i of word w allows token 32 w + i. A matcher for which there
         is no mask is in error after that."""
         masks = np.full((len(matchers), self._words), -1, np.int32)
-        begun = [(each.core, row) for row, each in enumerate(matchers) if each.has_begun]
+        begun = [(each.core, row) for row, each in enumerate(matchers) if not each.is_free]
         if len(begun) == 1:
             fill_next_token_bitmask(begun[0][0], masks, begun[0][1])
         elif begun:
             fill_next_token_bitmask_par(self._threads, begun, masks)
+        for row, each in enumerate(matchers):
+            if each.opened_by is not None:
+                word, bit = divmod(each.opened_by, MASK_BITS)
+                masks.view(np.uint32)[row, word] |= np.uint32(1 << bit)
         return masks
 
 

@@ -14,6 +14,7 @@ from pagemesh.gateway.openai.answer import Job, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
+from pagemesh.gateway.openai.forced_calls import with_forced_calls
 from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
 from pagemesh.gateway.openai.params import bad, chat_params, split_key
 from pagemesh.gateway.openai.parsed_chat import ParsedChatAnswer
@@ -43,13 +44,16 @@ class ChatEndpoint:
 
 def _job(body: ChatRequest, served: ServedModel) -> Job:
     use = tool_use(body, served.card)
+    params = chat_params(body, served.card)
+    if use is not None and use.is_forced:
+        params = with_forced_calls(params, use)
     return Job(
         id=new_id("chatcmpl"),
         created_s=int(time.time()),
         served=served,
         body=body,
         prompts=[chat_prompt(body, body.messages, use.tools if use else None)],
-        params=chat_params(body, served.card),
+        params=params,
         tool_use=use,
         keeps_marks=use is not None or served.card.parsers.reasoning != NONE,
     )

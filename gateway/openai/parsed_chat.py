@@ -7,6 +7,7 @@ from typing import Any
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.answer import Job, encode_json
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
+from pagemesh.gateway.openai.forced_calls import PARSER
 from pagemesh.gateway.openai.logprobs import chat_logprobs
 from pagemesh.gateway.openai.schema import ChatRequest
 from pagemesh.gateway.tools.events import Arguments, CallStart, Content, Event, Reasoning
@@ -42,15 +43,16 @@ class ParsedChatAnswer(ChatAnswer):
     def _new_reader(self) -> ChoiceReader:
         """The prompt has been accepted by now."""
         parsers, use = self._job.served.card.parsers, self._job.tool_use
-        # The rule of a structured output holds from the first token on: it leaves no reasoning.
-        is_free = self._job.params.structured_outputs is None
-        tags = REASONING_TAGS.get(parsers.reasoning) if is_free else None
-        inside = self._generation.prompts[0].in_reasoning
+        tags = REASONING_TAGS.get(parsers.reasoning)
+        # A rule waits for the end of the reasoning if one token is that end.
+        waits = self._job.params.structured_outputs is None or parsers.reasoning_end_id is not None
+        inside = self._generation.prompts[0].in_reasoning and waits
         reasoning = ReasoningSplit(*tags, inside=inside) if tags else None
         tools = None
         if use is not None:
             max_calls = None if use.parallel else 1
-            tools = ToolParser(parsers.tools, use.names, max_calls=max_calls)
+            format_name = PARSER if use.is_forced else parsers.tools
+            tools = ToolParser(format_name, use.names, max_calls=max_calls)
         return ChoiceReader(AnswerParser(reasoning, tools), parsers.reasoning_end_id)
 
     def _choice(self, gain: Delta) -> dict[str, Any]:

@@ -37,6 +37,10 @@ class ToolUse:
     def names(self) -> frozenset[str]:
         return frozenset(tool["function"]["name"] for tool in self.tools)
 
+    @property
+    def is_forced(self) -> bool:
+        return self.choice != AUTO
+
 
 def tool_use(body: ChatRequest, card: ModelCard) -> ToolUse | None:
     """None for an answer without calls. Raises RequestError (400) naming the field at fault."""
@@ -49,24 +53,14 @@ def tool_use(body: ChatRequest, card: ModelCard) -> ToolUse | None:
         raise bad("tool_choice", f"names {choice!r}, which is none of the tools")
     if not tools:
         raise bad("tool_choice", "needs tools to choose from")
-    if card.parsers.tools == NONE:
+    if card.parsers.tools == NONE and not use.is_forced:
         raise bad(
             "tools",
             "cannot be called: the server does not know how this model writes calls. Start it with "
-            "--tool-call-parser, or set tool_choice to none",
+            "--tool-call-parser, or set tool_choice to none, required or a function",
             code="unsupported_parameter",
         )
-    _check_unconstrained(use)
     return use
-
-
-def _check_unconstrained(use: ToolUse) -> None:
-    if use.choice != AUTO:
-        raise bad(
-            "tool_choice",
-            "can be auto or none here: forced calls are not supported",
-            code="unsupported_parameter",
-        )
 
 
 def _choice(given: str | dict[str, Any] | None) -> str:

@@ -20,6 +20,8 @@ from gateway_fakes import (
     read_events,
 )
 
+from pagemesh.gateway.openai.forced_calls import calls_schema
+from pagemesh.gateway.openai.tools import ToolUse
 from pagemesh.shared.messages import Accepted
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.text_parsers import TextParsers
@@ -277,13 +279,13 @@ def changed(**function: Any) -> dict[str, Any]:
             "tools[0].function.parameters.anyOf",
         ),
         ({"tools": [TOOL] * 1025}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
         (
             {
                 "tools": [TOOL],
-                "tool_choice": {"type": "function", "function": {"name": "weather"}},
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
             },
-            "tool_choice",
+            "response_format",
         ),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
@@ -348,13 +350,53 @@ async def test_reasoning_may_be_left_out(gateway: Gateway, tokenizer: FakeTokeni
     assert together(pieces) == {"content": "Hello!"}
 
 
-async def test_a_structured_output_is_no_reasoning(
+async def test_a_structured_output_comes_behind_the_reasoning(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:
-    """Its rule holds from the first token on, even if the prompt has opened the tag."""
-    tokenizer.script = saying(['{"a"', ": 1}"], in_reasoning=True)
+    tokenizer.script = saying(["Hm.", "</think>", '{"a"', ": 1}"], in_reasoning=True)
+    answer, _ = await message(gateway, response_format={"type": "json_object"})
+    assert (answer["reasoning"], answer["content"]) == ("Hm.", '{"a": 1}')
+    tokenizer.script = saying(['{"a"', ": 1}"])
     answer, _ = await message(gateway, response_format={"type": "json_object"})
     assert answer == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+async def test_forced_calls_come_as_json(
+    gateway: Gateway, tokenizer: FakeTokenizer, choice: object
+) -> None:
+    tokenizer.script = saying(['[{"name": "wea', 'ther", "arguments": {"city": "Pa', 'ris"}}]'])
+    answer, finish_reason = await message(gateway, tools=[TOOL], tool_choice=choice)
+    [call] = answer["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
+    assert (answer["content"], finish_reason) == (None, "tool_calls")
+    [talk] = tokenizer.talks.values()
+    rule = talk.generate.params.structured_outputs
+    assert rule is not None
+    assert rule.given_as == "tool_choice"
+
+
+def test_the_schema_of_forced_calls() -> None:
+    """References into the root of a tool's parameters are turned to where these stand now."""
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "n": {"$ref": "#/$defs/n"}}}
+    tools = [
+        {"type": "function", "function": {"name": "a"}},
+        {"type": "function", "function": {"name": "b", "parameters": tree}},
+    ]
+    schema = calls_schema(ToolUse(tools, "b", parallel=True))
+    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
+    [call] = schema["items"]["anyOf"]
+    assert call["properties"] == {"name": {"const": "b"}, "arguments": {"$ref": "#/$defs/1"}}
+    assert schema["$defs"]["1"]["properties"] == {
+        "left": {"$ref": "#/$defs/1"},
+        "n": {"$ref": "#/$defs/1/$defs/n"},
+    }
+    several = calls_schema(ToolUse(tools, "required", parallel=True))
+    assert "maxItems" not in several
+    assert [each["properties"]["name"]["const"] for each in several["items"]["anyOf"]] == ["a", "b"]
+    assert calls_schema(ToolUse(tools, "required", parallel=False))["maxItems"] == 1
 
 
 async def test_streamed_usage_counts_reasoning(gateway: Gateway, tokenizer: FakeTokenizer) -> None:

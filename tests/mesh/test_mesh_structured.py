@@ -76,8 +76,9 @@ def test_the_older_spelling(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_that_is_cut_says_so(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
     answer = client.chat.completions.create(
-        model=MODEL, messages=ASKED, response_format={"type": "json_object"}, max_tokens=2
+        model=MODEL, messages=ASKED, extra_body={"guided_json": schema}, max_tokens=2
     )
     assert answer.choices[0].finish_reason == "length"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -9,6 +11,7 @@ import pytest
 from mesh_process import MeshProcess
 
 pytestmark = pytest.mark.mesh
+RUNS = 8
 TOOL: Any = {
     "type": "function",
     "function": {
@@ -47,3 +50,23 @@ def test_the_stream_helper_gets_what_the_whole_answer_says(mesh: MeshProcess) ->
     assert plain is not None
     assert told is not None
     assert told.prompt_tokens > plain.prompt_tokens + 50
+
+
+def test_forced_calls_are_valid_whatever_is_drawn(mesh: MeshProcess) -> None:
+    drawn: dict[str, Any] = {**ASK, "tools": [TOOL], "temperature": 1, "max_tokens": 200}
+    named = {"type": "function", "function": {"name": "get_weather"}}
+
+    def run(seed: int) -> None:
+        choice = "required" if seed % 2 else named
+        with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client:
+            ask = {**drawn, "tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
+            answer = client.chat.completions.create(**ask).choices[0]
+        assert answer.message.content is None
+        [call] = answer.message.tool_calls or []
+        assert call.function.name == "get_weather"
+        if answer.finish_reason != "length":
+            assert answer.finish_reason == "tool_calls"
+            assert set(json.loads(call.function.arguments)) == {"city"}
+
+    with ThreadPoolExecutor(RUNS) as threads:
+        list(threads.map(run, range(RUNS)))

@@ -113,6 +113,25 @@ def test_a_rule_may_begin_later() -> None:
     assert re.fullmatch("![xyz]{3}", got)
 
 
+@pytest.mark.parametrize(("bias", "form"), [(90.0, "<[^>]*>[xyz]{3}"), (-90.0, "[xyz]{3}")])
+def test_a_rule_may_let_one_token_come_before_it(bias: float, form: str) -> None:
+    """Which opens what is free up to another token; anything else must follow the rule."""
+    opening, closing = TEXT.index("<"), TEXT.index(">")
+    rule = StructuredOutputsParams(regex="[xyz]{3}", begins_after=closing, opened_by=opening)
+    params = SamplingParams(
+        temperature=1.0, logit_bias={opening: bias, closing: 4.0}, structured_outputs=rule
+    )
+    for seed in range(4):
+        driver = new_driver()
+        driver.enter(0, PROMPT, params, seed=seed)
+        got = answer(driver, most=40)
+        if len(got) < 40:
+            assert re.fullmatch(form, text(got)), text(got)
+        whole = new_driver()
+        whole.enter(0, PROMPT + got[:2], params, n_prompt=len(PROMPT), seed=seed)
+        assert got[:2] + answer(whole, most=len(got) - 2) == got
+
+
 @pytest.mark.parametrize(
     ("rule", "generated"),
     [
