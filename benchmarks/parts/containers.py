@@ -118,7 +118,7 @@ class Composition:
                 self.start(name)
         for container in self.containers:
             if container.service.spec.get("restart") != "no":
-                wait_healthy(container)
+                self.wait_healthy(container)
 
     def start(self, name: str) -> Container:
         """One more container of a service, once what it depends on is there."""
@@ -148,6 +148,16 @@ class Composition:
         """It dies, and its name with it."""
         container.kill()
         self._announce(container.service.name)
+
+    def wait_healthy(self, container: Container) -> None:
+        """Raises TimeoutError when it is not in time. Meanwhile all of them are tended."""
+        deadline_s = time.monotonic() + HEALTHY_TIMEOUT_S
+        while not container.is_healthy():
+            if time.monotonic() > deadline_s:
+                log = container.log.read_text()
+                raise TimeoutError(f"{container.host.name} is not healthy:\n{log}")
+            self.tend()
+            time.sleep(_POLL_S)
 
     def tend(self) -> None:
         """Start again what ended by itself."""
@@ -187,7 +197,7 @@ class Composition:
     def _wait_for(self, name: str, condition: str) -> None:
         for container in [each for each in self.containers if each.service.name == name]:
             if condition == "service_healthy":
-                wait_healthy(container)
+                self.wait_healthy(container)
             elif condition == "service_completed_successfully":
                 container.wait_done()
 
@@ -206,18 +216,6 @@ def composition(
         yield made
     finally:
         made.close()
-
-
-def wait_healthy(container: Container) -> None:
-    """Raises TimeoutError when it is not healthy in time."""
-    deadline_s = time.monotonic() + HEALTHY_TIMEOUT_S
-    while not container.is_healthy():
-        container.tend()
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(
-                f"{container.host.name} is not healthy:\n{container.log.read_text()}"
-            )
-        time.sleep(_POLL_S)
 
 
 def _name_server(hub: Host, addresses: Mapping[str, tuple[str, ...]]) -> NameServer:
