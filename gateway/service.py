@@ -35,6 +35,7 @@ from pagemesh.shared.access import client_access, guarding
 from pagemesh.shared.ledger import LedgerCollector
 from pagemesh.shared.metrics import DesiredWorkersCollector, EngineCollector
 from pagemesh.shared.peers import Peers
+from pagemesh.shared.registry import Load
 from pagemesh.shared.routes import read_routes
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
@@ -89,6 +90,9 @@ class GatewayService:
         if not self.backend.route_store.looked:
             return "the routes are not known yet"
         return None if self.backend.directory.models else "no engine is alive"
+
+    def load(self) -> Load:
+        return Load(self.backend.metrics.requests.ledger().in_flight)
 
     async def run(self) -> None:
         runtime = self._runtime

@@ -29,6 +29,7 @@ _COMMANDS: Final = {
     "scheduler": "run one scheduler: queues, KV blocks, step plans",
     "worker": "run one worker: the model on this machine's device",
     "prepare": "read MODEL once into the folder that the services use",
+    "status": "who is in the mesh of --redis-url, and what they have to do",
 }
 _USAGE: Final = "pagemesh COMMAND [MODEL …] [--flag VALUE …]"
 
@@ -117,6 +118,13 @@ def _show_config(_: str, loaded: Loaded) -> int:
     return 0
 
 
+def _show_status(_: str, loaded: Loaded) -> int:
+    from pagemesh.status import show_status
+
+    print(show_status(loaded.settings))
+    return 0
+
+
 def _run_service(command: str, loaded: Loaded) -> int:
     from pagemesh.services import run_service
     from pagemesh.shared.watchdog import leave
@@ -132,6 +140,7 @@ def _run_service(command: str, loaded: Loaded) -> int:
 _ACTIONS: Final[dict[str, Callable[[str, Loaded], int]]] = {
     "serve": _serve,
     "prepare": _prepare,
+    "status": _show_status,
     "config": _show_config,
 }
 

@@ -36,6 +36,7 @@ from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStatus
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.progress import LivedTime
+from pagemesh.shared.registry import Load
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.wire import Message
 
@@ -84,6 +85,10 @@ class SchedulerService:
             if overdue_s is not None:
                 return f"{host.engine.engine_id} has been at one step for {overdue_s:.0f} s"
         return None
+
+    def load(self) -> Load:
+        rows = sum(host.engine.capacity.max_num_seqs for host in self._hosts.values())
+        return Load(self._ledger().in_flight, rows)
 
     async def run(self) -> None:
         try:

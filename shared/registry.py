@@ -1,17 +1,19 @@
 """Who exists: heartbeat keys with addresses in Redis.
 
 Each instance owns the key `{mesh}:instance:{service}:{id}`, rewritten every HEARTBEAT_S and gone
-KEY_TTL_S after the last beat; the set `{mesh}:instances:{service}` lists the ids. The counter
-`{mesh}:changes:{service}` grows with newcomers and leavers, so that a look costs little while there
-are none; keys that lapse are noticed once a second. Redis is off the request path: when it is away,
-announcing and watching go on quietly until it is back, and links already open stay open.
+KEY_TTL_S after the last beat; the set `{mesh}:instances:{service}` lists the ids. What it has to do
+beats beside it, in `{mesh}:load:{service}:{id}`: for people and their tools, since services learn
+of each other's load over their links. The counter `{mesh}:changes:{service}` grows with newcomers
+and leavers, so that a look costs little while there are none; keys that lapse are noticed once a
+second. Redis is off the request path: when it is away, announcing and watching go on quietly until
+it is back, and links already open stay open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -30,6 +32,7 @@ WATCH_PERIOD_S: Final = 0.25
 WHOLE_LOOK_S: Final = 1.0
 """A key that lapses is no change that anybody counts."""
 REDIS_TIMEOUT_S: Final = 2.0
+_TTL_MS: Final = int(KEY_TTL_S * 1000)
 MASK: Final = "********"
 AWAY: Final = (RedisError, OSError, TimeoutError)
 """What a call to Redis raises when it cannot be reached."""
@@ -49,6 +52,14 @@ class Instance(NamedTuple):
     epoch: int
     protocol: int = PROTOCOL
     models: list[str] = []
+
+
+class Load(NamedTuple):
+    """Of one instance: what it has in flight (choices, requests or rows, as its ledger counts
+    them), and how much of it can run at a time, where that is bounded."""
+
+    in_flight: int = 0
+    capacity: int | None = None
 
 
 class _Look(NamedTuple):
@@ -90,10 +101,10 @@ class Registry:
             # redis-py types ping for both its sync and async clients.
             await self._redis.ping()  # type: ignore[misc, unused-ignore]
 
-    async def announce(self, instance: Instance) -> None:
-        """Keep `instance` announced until cancelled."""
+    async def announce(self, instance: Instance, load: Callable[[], Load] = Load) -> None:
+        """Keep `instance`, and what `load` says of it, announced until cancelled."""
         while True:
-            await self._beat(instance)
+            await self._beat(instance, load())
             await asyncio.sleep(HEARTBEAT_S)
 
     async def withdraw(self, instance: Instance) -> None:
@@ -104,6 +115,7 @@ class Registry:
                 self._redis.pipeline(transaction=True) as pipe,
             ):
                 pipe.delete(self._key(instance.service, instance.instance_id))
+                pipe.delete(self._load_key(instance.service, instance.instance_id))
                 pipe.srem(self._ids_key(instance.service), instance.instance_id)
                 pipe.incr(self._changes_key(instance.service))
                 await pipe.execute()
@@ -121,6 +133,15 @@ class Registry:
         told.intersection_update(values)
         found = [self._read(name, value, told) for name, value in values.items()]
         return [instance for instance in found if instance is not None]
+
+    async def loads(self, service: str) -> dict[str, Load]:
+        """By instance id, of those that beat now. Raises redis.RedisError or OSError when Redis is
+        away."""
+        async with asyncio.timeout(REDIS_TIMEOUT_S):
+            names = list(await self._values(service))
+            values = await self._redis.mget([self._load_key(service, name) for name in names])
+        found = zip(names, values, strict=True)
+        return {name: msgspec.json.decode(value, type=Load) for name, value in found if value}
 
     async def latest(self, service: str) -> list[Instance]:
         """As `instances`, for those who look often: a key that has lapsed may be among them for
@@ -176,14 +197,16 @@ class Registry:
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _beat(self, instance: Instance) -> None:
+    async def _beat(self, instance: Instance, load: Load) -> None:
         try:
             async with (
                 asyncio.timeout(REDIS_TIMEOUT_S),
                 self._redis.pipeline(transaction=True) as pipe,
             ):
                 key = self._key(instance.service, instance.instance_id)
-                pipe.set(key, msgspec.json.encode(instance), px=int(KEY_TTL_S * 1000))
+                load_key = self._load_key(instance.service, instance.instance_id)
+                pipe.set(load_key, msgspec.json.encode(load), px=_TTL_MS)
+                pipe.set(key, msgspec.json.encode(instance), px=_TTL_MS)
                 pipe.sadd(self._ids_key(instance.service), instance.instance_id)
                 *_, is_new = await pipe.execute()
             if is_new:
@@ -205,6 +228,9 @@ class Registry:
 
     def _key(self, service: str, instance_id: str) -> str:
         return f"{self._mesh}:instance:{service}:{instance_id}"
+
+    def _load_key(self, service: str, instance_id: str) -> str:
+        return f"{self._mesh}:load:{service}:{instance_id}"
 
     def _changes_key(self, service: str) -> str:
         return f"{self._mesh}:changes:{service}"

@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.loop_lag import LoopLag
 from pagemesh.shared.messages import EngineStatus, Hello
-from pagemesh.shared.registry import Instance, Registry, masked_url
+from pagemesh.shared.registry import Instance, Load, Registry, masked_url
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.shared_port import BACKLOG, shared_socket, take_connections
 from pagemesh.shared.tls import dialling_context
@@ -82,6 +82,9 @@ class ServiceCore(Protocol):
 
     def not_ready(self) -> str | None:
         """Why the service cannot do its work now, or None when it can."""
+
+    def load(self) -> Load:
+        """What it has to do now, for the registry."""
 
     async def run(self) -> None:
         """Work until cancelled. An exception ends the process."""
@@ -137,7 +140,7 @@ async def serve(
             models=getattr(core, "models", []),
         )
         log.info("listening", service=service, address=address, instance=runtime.instance_id)
-        offers = [runtime.registry.announce(instance)]
+        offers = [runtime.registry.announce(instance, core.load)]
         if sharing is not None:
             offers.append(take_connections(runner, sharing, tls, core.not_ready))
         await _run_until_signal(core, runtime, instance, offers)

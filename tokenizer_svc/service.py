@@ -25,6 +25,7 @@ from pagemesh.shared.messages import (
 )
 from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.peers import Peers
+from pagemesh.shared.registry import Load
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.wire import Message
 from pagemesh.tokenizer_svc.admission import Prepared
@@ -88,6 +89,9 @@ class TokenizerService:
         if self._draining:
             return "draining"
         return None if self._placement.statuses() else "no engine is known yet"
+
+    def load(self) -> Load:
+        return Load(self._requests.ledger().in_flight)
 
     async def run(self) -> None:
         runtime = self._runtime

@@ -22,7 +22,7 @@ from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus
 from pagemesh.shared.prepared import served_names
 from pagemesh.shared.progress import LOOK_S
-from pagemesh.shared.registry import AWAY
+from pagemesh.shared.registry import AWAY, Load
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.watchdog import dump_stacks
@@ -83,6 +83,10 @@ class WorkerService:
     def not_ready(self) -> str | None:
         """Ready is who has computed a step lately, or is idle and would compute one."""
         return self._stage if self._runner is None else self._progress.slow()
+
+    def load(self) -> Load:
+        rows = None if self._runner is None else self._runner.capacity.max_num_seqs
+        return Load(self._ledger().in_flight, rows)
 
     async def run(self) -> None:
         """Load the model, listening already, then watch. Raises StartupError when it cannot, and

@@ -29,6 +29,7 @@ from pagemesh.shared.messages import (
     Generate,
     ModelCard,
 )
+from pagemesh.shared.registry import Load
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import load_settings
@@ -105,6 +106,9 @@ class ScriptedTokenizer:
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(LINK_PATH, self._serve_gateway)]
+
+    def load(self) -> Load:
+        return Load()
 
     def not_ready(self) -> str | None:
         return None

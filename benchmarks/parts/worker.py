@@ -15,6 +15,7 @@ from pagemesh.shared.errors import LinkClosed
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.logs import configure_logging
 from pagemesh.shared.messages import Capacity, Engines, EngineStats, EngineStatus, ModelCard
+from pagemesh.shared.registry import Load
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_sources import load_settings
@@ -45,6 +46,9 @@ class ModelessWorker:
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(LINK_PATH, self._serve_scheduler)]
+
+    def load(self) -> Load:
+        return Load()
 
     def not_ready(self) -> str | None:
         return None

@@ -11,7 +11,15 @@ import redis.asyncio
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
-from pagemesh.shared.registry import KEY_TTL_S, WHOLE_LOOK_S, Instance, Registry, masked_url
+from pagemesh.shared.registry import (
+    HEARTBEAT_S,
+    KEY_TTL_S,
+    WHOLE_LOOK_S,
+    Instance,
+    Load,
+    Registry,
+    masked_url,
+)
 from pagemesh.shared.wire import PROTOCOL
 
 WORKER = Instance("worker", "worker-1", "127.0.0.1:5000", 1)
@@ -45,6 +53,20 @@ async def test_an_announced_instance_is_found(registry: Registry) -> None:
     assert await registry.instances("worker") == [WORKER]
     assert await registry.instances("scheduler") == []
     task.cancel()
+
+
+async def test_its_load_beats_beside_it(registry: Registry) -> None:
+    rows = iter(range(1, 99))
+    task = asyncio.create_task(registry.announce(WORKER, lambda: Load(next(rows), 256)))
+    async for instances in registry.watch("worker"):
+        if instances:
+            break
+    assert await registry.loads("worker") == {"worker-1": Load(1, 256)}
+    await asyncio.sleep(1.5 * HEARTBEAT_S)
+    assert (await registry.loads("worker"))["worker-1"].in_flight > 1
+    task.cancel()
+    await registry.withdraw(WORKER)
+    assert await registry.loads("worker") == {}
 
 
 async def test_a_key_lives_no_longer_than_its_ttl(

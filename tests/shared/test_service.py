@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from prometheus_client import Counter
 
 from pagemesh.shared.errors import StartupError
-from pagemesh.shared.registry import Instance, Registry
+from pagemesh.shared.registry import Instance, Load, Registry
 from pagemesh.shared.service import Runtime, serve
 from pagemesh.shared.settings import MeshSettings, Settings
 from pagemesh.shared.shared_port import shared_socket
@@ -39,6 +39,9 @@ class Core:
             return web.Response(text="hello")
 
         return [web.get("/hello", hello)]
+
+    def load(self) -> Load:
+        return Load()
 
     def not_ready(self) -> str | None:
         return self.reason
