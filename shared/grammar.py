@@ -43,10 +43,14 @@ class GrammarVocabulary:
         self.vocab_tokens = vocab_tokens
 
     def check(self, rule: StructuredOutputsParams) -> None:
-        """Raises GrammarError for a rule that no matcher could follow."""
+        """Raises GrammarError for a rule that no matcher could follow, or that lets nothing begin.
+
+        Some rules take minutes or end the process: see the tokenizer service's rule_process.
+        """
         fault = LLMatcher.validate_grammar(_grammar(rule), self.tokenizer, limits=_LIMITS)
         if fault:
             raise GrammarError(fault.strip().partition("\n\n")[0])
+        self.matcher(rule).require_a_beginning()
 
     def matcher(self, rule: StructuredOutputsParams) -> Matcher:
         """Raises GrammarError."""
@@ -76,8 +80,8 @@ class Matcher:
 
     @property
     def fault(self) -> str | None:
-        """Why it can go no further, if so."""
-        return str(self.core.get_error()) if self.core.is_error() else None
+        """Why it can go no further, if so. What follows the first line is its inner state."""
+        return str(self.core.get_error()).partition("\n")[0] if self.core.is_error() else None
 
     def takes(self, token: int) -> bool:
         """Whether `token`, which comes next, is one for the rule. What follows an end is not: steps
@@ -97,6 +101,11 @@ class Matcher:
         for token in tokens:
             if self.takes(token):
                 self.core.consume_token(token)
+        self._require_health()
+
+    def require_a_beginning(self) -> None:
+        """Raises GrammarError if no token may come next."""
+        self.core.compute_bitmask()
         self._require_health()
 
     def _require_health(self) -> None:
