@@ -10,9 +10,10 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.openai.answer import encode_json
+from pagemesh.gateway.route_store import Edit
 from pagemesh.gateway.routes import RouteOrigin
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.routes import BadRoute, Route, read_route
+from pagemesh.shared.routes import MAX_NAME_CHARS, BadRoute, Route, read_route
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -51,32 +52,41 @@ class RoutesEndpoint:
     async def delete(self, request: web.Request) -> web.Response:
         """Take back what was set at run time; a route of the settings comes forth again."""
         name = _name(request)
-        origin = self._origin(name)
-        if not origin.run_time:
-            raise RequestError(
-                f"The route {name!r} is of the gateway's settings: PUT one of that name over it, "
-                "or change the settings.",
-                status=409,
-            )
-        await self._store.change(lambda routes: {n: r for n, r in routes.items() if n != name})
+
+        def without(routes: dict[str, Route]) -> dict[str, Route]:
+            if name not in routes:
+                raise self._not_of_run_time(name)
+            return {other: route for other, route in routes.items() if other != name}
+
+        await self._change(without)
         return _json({"deleted": name})
+
+    def _not_of_run_time(self, name: str) -> RequestError:
+        if name not in self._store.routes.given:
+            return _no_route(name)
+        return RequestError(
+            f"The route {name!r} is of the gateway's settings: PUT one of that name over it, or "
+            "change the settings.",
+            status=409,
+        )
 
     async def _set(
         self, name: str, edit: Callable[[Route], str | Mapping[str, float]]
     ) -> web.Response:
         """`edit` makes the new route of the one in force, or of none."""
-        origin = self._store.routes.origins().get(name)
-        of_settings = {} if origin is None else origin.hidden or origin.route
 
         def edit_all(routes: dict[str, Route]) -> dict[str, Route]:
-            before = routes.get(name, of_settings)
+            before = routes.get(name, self._store.routes.given.get(name, {}))
             return {**routes, name: read_route(name, edit(before))}
 
+        await self._change(edit_all)
+        return self._one(name)
+
+    async def _change(self, edit: Edit) -> None:
         try:
-            await self._store.change(edit_all)
+            await self._store.change(edit)
         except BadRoute as error:
             raise RequestError(str(error), param="targets") from error
-        return self._one(name)
 
     def _one(self, name: str) -> web.Response:
         return _json({"name": name} | self._shown(self._origin(name)))
@@ -84,7 +94,7 @@ class RoutesEndpoint:
     def _origin(self, name: str) -> RouteOrigin:
         origin = self._store.routes.origins().get(name)
         if origin is None:
-            raise RequestError(f"There is no route {name!r}.", status=404)
+            raise _no_route(name)
         return origin
 
     def _shown(self, origin: RouteOrigin) -> dict[str, Any]:
@@ -98,6 +108,10 @@ class RoutesEndpoint:
         models = [target for target in origin.route if target not in shares]
         without = [model for model in models if self._directory.live(model) is None]
         return shown | {"without_engine": without}
+
+
+def _no_route(name: str) -> RequestError:
+    return RequestError(f"There is no route {name[:MAX_NAME_CHARS]!r}.", status=404)
 
 
 def _patched(before: Route, changes: Mapping[str, float | None]) -> Route:

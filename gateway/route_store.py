@@ -58,6 +58,11 @@ class RouteStore:
                 status=503,
                 code="service_unavailable",
             ) from error
+        except msgspec.MsgspecError as error:
+            raise RequestError(
+                f"The routes in Redis are of another version, so that nothing was changed: {error}",
+                status=409,
+            ) from error
         raise RequestError("Others changed the routes meanwhile: try again.", status=409)
 
     async def _try_change(self, edit: Edit) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pagemesh.shared.route_keys import StoredRoutes
 from pagemesh.shared.routes import Route, model_shares
@@ -19,10 +19,11 @@ class RouteOrigin(NamedTuple):
 
 
 class Routes:
-    """`shares`: by name, the share of each model behind it. Raises BadRoute, as `adopt` does."""
+    """`given`: the routes of the settings. `shares`: by name, the share of each model behind it.
+    Raises BadRoute, as `adopt` does."""
 
     def __init__(self, given: Mapping[str, Route]) -> None:
-        self._given = dict(given)
+        self.given: Final = dict(given)
         self.stored = StoredRoutes()
         self.shares: dict[str, Route] = model_shares(given)
 
@@ -34,15 +35,15 @@ class Routes:
 
     def check(self, stored: Mapping[str, Route]) -> dict[str, Route]:
         """The shares if `stored` were the routes of run time. Raises BadRoute."""
-        return model_shares({**self._given, **stored})
+        return model_shares({**self.given, **stored})
 
     def origins(self) -> dict[str, RouteOrigin]:
         """By name, in order of names."""
-        names = sorted({*self._given, *self.stored.routes})
+        names = sorted({*self.given, *self.stored.routes})
         return {name: self._origin(name) for name in names}
 
     def _origin(self, name: str) -> RouteOrigin:
-        given, stored = self._given.get(name), self.stored.routes.get(name)
+        given, stored = self.given.get(name), self.stored.routes.get(name)
         if stored is not None:
             return RouteOrigin(stored, True, given)
         assert given is not None

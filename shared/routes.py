@@ -7,6 +7,7 @@ name among its targets is the model of that name, so that a model's name can be 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
@@ -33,7 +34,7 @@ class BadRoute(PagemeshError):
 def read_route(name: str, given: str | Mapping[str, float]) -> Route:
     """The route of a setting or a request: weights by target, or the text `MODEL` or
     `A:0.9,B:0.1`. Raises BadRoute."""
-    route = _of_text(given) if isinstance(given, str) else dict(given)
+    route = _of_text(name, given) if isinstance(given, str) else dict(given)
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise BadRoute(name, f"a name has 1 to {MAX_NAME_CHARS} characters")
     if not 0 < len(route) <= MAX_TARGETS:
@@ -46,8 +47,14 @@ def read_route(name: str, given: str | Mapping[str, float]) -> Route:
     return route
 
 
-def _of_text(text: str) -> Route:
-    return dict(_target_of_text(part.strip()) for part in text.split(",") if part.strip())
+def _of_text(name: str, text: str) -> Route:
+    route = Route()
+    for part in filter(None, map(str.strip, text.split(","))):
+        target, weight = _target_of_text(part)
+        if target in route:
+            raise BadRoute(name, f"it lists {target} twice")
+        route[target] = weight
+    return route
 
 
 def _target_of_text(text: str) -> tuple[str, float]:
@@ -67,7 +74,7 @@ def read_routes(given: Mapping[str, str | Mapping[str, float]]) -> dict[str, Rou
 
 
 def model_shares(routes: Mapping[str, Route]) -> dict[str, Route]:
-    """By route, the share of each model behind it; shares sum to 1.
+    """By route, the share of each model behind it; shares are positive and sum to 1.
 
     Raises BadRoute for a cycle, and for more than MAX_ROUTES.
     """
@@ -93,7 +100,8 @@ def _add_shares(
                 {target: 1.0} if is_model else _add_shares(shares, routes, target, (*above, name))
             )
             for model, share in behind.items():
-                found[model] = found.get(model, 0.0) + share * weight / total
+                part = max(share * weight / total, sys.float_info.min)
+                found[model] = found.get(model, 0.0) + part
         shares[name] = found
     return shares[name]
 

@@ -207,54 +207,57 @@ class Dispatch:
         places = self.candidates(ask.need)
         if not places:
             return None
-        choices = [
-            Chosen(place, self._cached_blocks(place, ask, depths, now_s)) for place in places
-        ]
+        cached = self._cached_blocks(places, ask, depths, now_s)
         rank = _ranks(ask.affinity)
-        favourite = max(places, key=rank) if self._needs_affinity(ask, choices, depths) else None
-        considered = self._considered(choices, favourite)
-        costs = self._costs(ask, considered, favourite)
+        unknown = not cached and _may_be_unknown(ask, depths)
+        favourite = max(places, key=rank) if unknown else None
+        costs = {
+            place: self._cost_s(ask, place, cached.get(place, 0), presumed=place == favourite)
+            for place in self._considered(places, cached, favourite)
+        }
         least = min(costs.values())
-        return max((c for c in considered if costs[c.place] == least), key=lambda c: rank(c.place))
+        place = max((each for each, cost in costs.items() if cost == least), key=rank)
+        return Chosen(place, cached.get(place, 0))
 
-    def _considered(self, choices: list[Chosen], favourite: Place | None) -> list[Chosen]:
+    def _cached_blocks(
+        self, places: Iterable[Place], ask: Ask, depths: Depths | None, now_s: float
+    ) -> dict[Place, int]:
+        """Leading blocks of the prompt, at the places that hold some or are about to."""
+        cached: dict[Place, int] = {}
+        if not ask.hashes:
+            return cached
+        for place in places:
+            recent = self._recent.get(place)
+            blocks = recent.depth(ask.hashes, now_s) if recent is not None else 0
+            if depths:
+                number = self._engines[place].status.stats.index_number
+                blocks = max(blocks, depths.get(number, 0))
+            if blocks:
+                cached[place] = blocks
+        return cached
+
+    def _considered(
+        self, places: Sequence[Place], cached: Mapping[Place, int], favourite: Place | None
+    ) -> Iterable[Place]:
         """Services that were told the same, a while ago, would all choose the one engine that was
         best then, and each look would take longer the more there are. Lots prevent both
         (Mitzenmacher, How useful is old information?, 2000)."""
-        if len(choices) <= FEW:
-            return choices
+        if len(places) <= FEW:
+            return places
         lot = self._lots.random
-        holders = (each for each in choices if each.cached_blocks)
-        deepest = nlargest(HOLDERS, holders, key=lambda each: (each.cached_blocks, lot()))
-        hoped = [each for each in choices if each.place == favourite] if favourite else []
-        return [*deepest, *hoped, *self._lots.sample(choices, DRAWN)]
+        deepest = nlargest(HOLDERS, cached, key=lambda place: (cached[place], lot()))
+        hoped = [favourite] if favourite is not None else []
+        return [*deepest, *hoped, *self._lots.sample(places, DRAWN)]
 
-    def _needs_affinity(self, ask: Ask, choices: Iterable[Chosen], depths: Depths | None) -> bool:
-        """Nobody is known to hold anything: that means little if the index is silent, or the client
-        knows better."""
-        unknown = (depths is None and bool(ask.affinity)) or ask.hinted
-        return unknown and not any(each.cached_blocks for each in choices)
-
-    def _cached_blocks(self, place: Place, ask: Ask, depths: Depths | None, now_s: float) -> int:
-        number = self._engines[place].status.stats.index_number
-        indexed = depths.get(number, 0) if depths else 0
-        recent = self._recent.get(place)
-        return max(indexed, recent.depth(ask.hashes, now_s) if recent is not None else 0)
-
-    def _costs(
-        self, ask: Ask, choices: Iterable[Chosen], favourite: Place | None
-    ) -> dict[Place, float]:
-        """By place. The favourite is presumed to hold a share of the prompt."""
-        costs = {}
-        for place, blocks in choices:
-            uncached_tokens = ask.uncached_tokens(blocks)
-            if place == favourite:
-                uncached_tokens *= 1 - PRESUMED_SHARE
-            status = self._engines[place].status
-            pace = status.stats.pace if status.stats.pace.token_s else self._common_pace()
-            work = Work(uncached_tokens, ask.answer_tokens, ask.choices)
-            costs[place] = cost_s(work, self.load(place), status.capacity, pace)
-        return costs
+    def _cost_s(self, ask: Ask, place: Place, cached_blocks: int, *, presumed: bool) -> float:
+        """`presumed`: a share of the prompt is there as well."""
+        uncached_tokens = ask.uncached_tokens(cached_blocks)
+        if presumed:
+            uncached_tokens *= 1 - PRESUMED_SHARE
+        status = self._engines[place].status
+        pace = status.stats.pace if status.stats.pace.token_s else self._common_pace()
+        work = Work(uncached_tokens, ask.answer_tokens, ask.choices)
+        return cost_s(work, self.load(place), status.capacity, pace)
 
     def load(self, place: Place) -> Load:
         """What the engine has reported, and our own since: the report may not know of it yet."""
@@ -330,6 +333,12 @@ class Dispatch:
 def _offers_alike(one: _Engine, other: _Engine) -> bool:
     same_card = one.status.card == other.status.card
     return same_card and one.draining == other.draining
+
+
+def _may_be_unknown(ask: Ask, depths: Depths | None) -> bool:
+    """That nobody is known to hold anything means little if the index is silent, or the client
+    knows better."""
+    return ask.hinted or (depths is None and bool(ask.affinity))
 
 
 def _mean_pace(paces: Iterable[StepPace]) -> StepPace:

@@ -6,6 +6,7 @@ The memory also stands in for the index while Redis is slow or away. No I/O, no 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 RECENT_S: Final = 30.0
@@ -35,20 +36,18 @@ class RecentBlocks:
     def depth(self, hashes: Sequence[bytes], now_s: float) -> int:
         """How many leading blocks of the chain are remembered: the deepest is found by halving,
         since of a chain heads outlive tails."""
-        low, high = 0, len(hashes) if self._holds(hashes, 0, now_s) else 0
+        # Asked of every engine for every request.
+        placed_at_s, oldest_s = self._placed_s.get, now_s - RECENT_S
+        if not hashes or placed_at_s(hashes[0], -inf) < oldest_s:
+            return 0
+        low, high = 1, len(hashes)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._holds(hashes, middle - 1, now_s):
+            if placed_at_s(hashes[middle - 1], -inf) >= oldest_s:
                 low = middle
             else:
                 high = middle - 1
         return low
-
-    def _holds(self, hashes: Sequence[bytes], index: int, now_s: float) -> bool:
-        if index >= len(hashes):
-            return False
-        placed_s = self._placed_s.get(hashes[index])
-        return placed_s is not None and now_s - placed_s <= RECENT_S
 
     def _forget(self, now_s: float) -> None:
         over = len(self._placed_s) - self._limit

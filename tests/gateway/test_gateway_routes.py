@@ -246,6 +246,33 @@ async def test_a_cycle_with_the_settings_is_refused(gateway: Gateway) -> None:
     assert (await change(gateway, "GET", "x"))[0] == 404
 
 
+async def test_a_deletion_that_uncovers_a_cycle_is_refused(gateway: Gateway) -> None:
+    assert (await change(gateway, "PUT", "fast", {"targets": "model-a"}))[0] == 200
+    assert (await change(gateway, "PUT", "model-b", {"targets": "fast"}))[0] == 200
+    status, body = await change(gateway, "DELETE", "fast")
+    assert (status, body["error"]["param"]) == (400, "targets")
+    assert (await change(gateway, "GET", "fast"))[1]["source"] == "run time"
+
+
+async def test_what_was_set_at_one_gateway_can_be_deleted_at_another_at_once(
+    gateway: Gateway, settings: Settings
+) -> None:
+    async with ready_gateway(settings) as other:
+        assert (await change(gateway, "PUT", "new", {"targets": "model-a"}))[0] == 200
+        assert (await change(other, "DELETE", "new"))[0] == 200
+
+
+async def test_routes_of_another_version_are_not_overwritten(
+    gateway: Gateway, settings: Settings
+) -> None:
+    registry = Registry(settings.mesh.redis_url or "", settings.mesh.mesh_name)
+    written = {"version": 2**52, "routes": '{"a": ["of tomorrow"]}'}
+    await registry.routes._redis.hset(f"{settings.mesh.mesh_name}:routes", mapping=written)
+    status, body = await change(gateway, "PUT", "new", {"targets": "model-a"})
+    assert (status, "another version" in body["error"]["message"]) == (409, True)
+    await registry.close()
+
+
 @pytest.mark.parametrize("key", ["", "Bearer client", "Bearer wrong"])
 async def test_only_administrators_may_look_or_change(gateway: Gateway, key: str) -> None:
     headers = {"Authorization": key}

@@ -54,6 +54,7 @@ def test_a_route_is_text_or_weights(given: Any, route: Route) -> None:
         ("a:nan", "must be a positive number"),
         ({"a": math.inf}, "must be a positive number"),
         ({"": 1}, "a target's name"),
+        ("a:1,b,a:2", "lists a twice"),
         ({str(i): 1 for i in range(MAX_TARGETS + 1)}, "targets are needed, not 17"),
     ],
 )
@@ -71,6 +72,12 @@ def test_routes_may_lead_to_routes() -> None:
 def test_a_models_own_name_may_be_split() -> None:
     shares = model_shares({"a": {"a": 9, "b": 1}, "chat": {"a": 1}})
     assert shares["a"] == shares["chat"] == {"a": 0.9, "b": 0.1}
+
+
+def test_a_share_may_be_as_small_as_can_be() -> None:
+    shares = model_shares({"chat": {"a": 1e-320, "b": 1e9}, "all": {"chat": 1e-320, "c": 1}})
+    first, *others = preferred(shares["all"], "key")
+    assert (first, sorted(others)) == ("c", ["a", "b"])
 
 
 @pytest.mark.parametrize("given", [{"a": "b", "b": "a"}, {"a": "b", "b": "c,x", "c": "a"}])
