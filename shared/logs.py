@@ -22,8 +22,9 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from pagemesh.shared.settings import LogSettings
 
-# Libraries that narrate at info level what is of interest only when debugging them.
-_QUIET: Final = ("asyncio", "filelock", "httpx", "urllib3", "huggingface_hub")
+# Libraries that narrate what is of interest only when debugging them: numba says a hundred thousand
+# things while it compiles, which then takes minutes.
+_QUIET: Final = ("asyncio", "filelock", "httpx", "urllib3", "huggingface_hub", "numba")
 
 
 def configure_logging(service: str, settings: LogSettings) -> None:

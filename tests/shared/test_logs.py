@@ -25,6 +25,7 @@ try:
 except ValueError:
     log.exception("failed")
 logging.getLogger("asyncio").info("narration")
+logging.getLogger("numba.core.ssa").debug("narration")
 log.info("divided", weights_bytes=5, table=[("weights", "5 bytes"), ("KV pool", "2 MiB: 3 blocks")])
 """
 
@@ -64,7 +65,9 @@ def test_bound_request_ids_reach_the_libraries_lines_too() -> None:
 
 def test_the_level_hides_what_is_less_severe() -> None:
     assert "step_done" not in [line["event"] for line in lines_of("warning", "json")]
-    assert "small_talk" in [line["event"] for line in lines_of("debug", "json")]
+    told = [line["event"] for line in lines_of("debug", "json")]
+    assert "small_talk" in told
+    assert "narration" not in told
 
 
 def test_people_get_plain_lines() -> None:
