@@ -40,7 +40,9 @@ class Parting:
             LAST_REQUEST.set(True)
 
     def answered(self, request: web.Request) -> None:
-        if self._open is None or request.protocol in self._open:
+        """Probes that keep a connection are no reason to wait."""
+        is_open = self._open is None or request.protocol in self._open
+        if request.method == "POST" and is_open:
             self._answered_s = time.monotonic()
 
     def patience_s(self) -> float:

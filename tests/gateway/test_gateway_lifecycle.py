@@ -493,6 +493,33 @@ async def test_a_connection_that_was_open_when_draining_began_is_served_once_mor
                 assert response.headers.get("connection") == expected
 
 
+async def test_a_probe_that_keeps_its_connection_delays_no_drain(
+    settings: Settings, tokenizer: FakeTokenizer
+) -> None:
+    async with running_gateway(settings) as gateway, one_connection() as balancer:
+        await gateway.until_ready()
+
+        async def probe() -> None:
+            await (await balancer.get(f"{gateway.url}/ready")).read()
+
+        async def probe_on() -> None:
+            while True:
+                await probe()
+                await asyncio.sleep(0.1)
+
+        await probe()
+        asking = asyncio.create_task(gateway.post(COMPLETIONS, {"prompt": "a"}))
+        talk = await tokenizer.asked.get()
+        probing = asyncio.create_task(probe_on())
+        leaving = asyncio.create_task(gateway.core.drain())
+        await asyncio.sleep(0.5)
+        talk.accept()
+        talk.delta("x", [1], finish_reason="stop")
+        assert (await asking)[0] == 200
+        await asyncio.wait_for(leaving, 5)
+        probing.cancel()
+
+
 @asynccontextmanager
 async def one_connection() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as session:
