@@ -10,11 +10,12 @@ import structlog
 from pagemesh.kernels.cpu.code_folder import CODE_FOLDER
 from pagemesh.kernels.gpu.code_folder import keep_compiled
 from pagemesh.kernels.kept_code import alone_in
-from pagemesh.shared.engine_messages import NewRow, Step
+from pagemesh.shared.engine_messages import NewRow, Step, StepResult
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.prepared import load_prepared, prepared_folder
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import Settings
+from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.wire import pack_ids
 from pagemesh.worker_svc.cpu_build import load_on_cpu
 from pagemesh.worker_svc.gpu.card import sees_a_gpu, why_not
@@ -50,6 +51,9 @@ def build_runner(
     stages.enter("first_token", "loading the kernels, which the first start on a machine compiles")
     with alone_in(code_folder):
         warm_up(runner, code_folder)
+    if own_process:
+        stages.enter("rules", "reading the vocabulary for structured outputs")
+        follow_a_rule(runner)
     _log_start(stages, code_folder)
     return runner
 
@@ -96,18 +100,7 @@ def warm_up(runner: Runner, code_folder: Path | None = None) -> None:
     """Generate one token. Raises StartupError when the model cannot. `code_folder`: of the kernels
     that do."""
     card = runner.card
-    first = card.bos_token_id if card.bos_token_id is not None else 0
-    new = NewRow(
-        slot=0,
-        ids=pack_ids([first]),
-        n_prompt=1,
-        seed=0,
-        params=SamplingParams(temperature=0.0, logprobs=1),
-        blocks=pack_ids([1]),
-        computed=0,
-    )
-    result = runner.execute(Step(0, 1, 0, n_rows=1, n_tokens=1, new=[new], chunks=pack_ids([0, 1])))
-    runner.reset()
+    result = _one_token(runner, SamplingParams(temperature=0.0, logprobs=1))
     if result.failed:
         raise StartupError(
             f"the model cannot generate a token: {result.failed[0][1]} (if compiled code may be "
@@ -118,3 +111,27 @@ def warm_up(runner: Runner, code_folder: Path | None = None) -> None:
             f"the model's logits are not finite in {card.dtype}: its weights are damaged, or try "
             "--dtype float32"
         )
+
+
+def follow_a_rule(runner: Runner) -> None:
+    """Read the vocabulary now: that holds on to the interpreter for a second, on a busy machine for
+    several, in which a process with links would be taken for frozen. A model whose vocabulary will
+    not do serves all but requests with rules, which are told why."""
+    _one_token(runner, SamplingParams(structured_outputs=StructuredOutputsParams(regex=".*")))
+
+
+def _one_token(runner: Runner, params: SamplingParams) -> StepResult:
+    card = runner.card
+    first = card.bos_token_id if card.bos_token_id is not None else 0
+    new = NewRow(
+        slot=0,
+        ids=pack_ids([first]),
+        n_prompt=1,
+        seed=0,
+        params=params,
+        blocks=pack_ids([1]),
+        computed=0,
+    )
+    result = runner.execute(Step(0, 1, 0, n_rows=1, n_tokens=1, new=[new], chunks=pack_ids([0, 1])))
+    runner.reset()
+    return result

@@ -54,7 +54,7 @@ def test_startup_passes_its_moments_in_order_and_leaves_nothing(
     (run,) = figures["runs"]
     assert 0 < run["listening_s"] < run["ready_s"] < run["first_answer_s"]
     stages = run["worker_stages_s"]
-    assert list(stages) == ["imports", "weights", "kv_pool", "first_token", "total"]
+    assert list(stages) == ["imports", "weights", "kv_pool", "first_token", "rules", "total"]
     assert 0 < stages["total"] < run["ready_s"]
     assert run["memory_division"]["kv_pool_bytes"] <= 64 * 2**20
     memory = figures["peak_memory_bytes"]

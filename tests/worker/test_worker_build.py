@@ -15,9 +15,11 @@ from tokenizers import Tokenizer
 from worker_harness import GREEDY, Driver
 
 from pagemesh.kernels.cpu.code_folder import CODE_FOLDER
+from pagemesh.shared import grammar as grammar_module
 from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.messages import Capacity
 from pagemesh.shared.prepared import MANIFEST, PreparedModel
+from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import (
     CacheSettings,
     ModelSettings,
@@ -25,6 +27,7 @@ from pagemesh.shared.settings import (
     SchedulerSettings,
     Settings,
 )
+from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.worker_svc import cpu_build as build_module
 from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.models.decoder import Decoder
@@ -116,7 +119,7 @@ def test_the_stages_of_a_start_are_logged(folder: Path) -> None:
         build_runner(settings_for(folder), own_process=True)
     (line,) = [entry for entry in logs if entry["event"] == "started"]
     seconds = line["seconds"]
-    assert list(seconds) == ["imports", "weights", "kv_pool", "first_token", "total"]
+    assert list(seconds) == ["imports", "weights", "kv_pool", "first_token", "rules", "total"]
     age_s = time.time() - psutil.Process().create_time()
     assert 0 < seconds["total"] <= age_s + 1
     assert seconds["imports"] > seconds["weights"]  # of this whole test run
@@ -261,3 +264,17 @@ def test_the_real_model_speaks(smollm2_folder: Path) -> None:
         answers.append(tokens)
     assert answers[0] == answers[1]
     assert "Paris" in tokenizer.decode(answers[0])
+
+
+@pytest.mark.model
+def test_a_process_of_its_own_has_read_the_vocabulary_before_any_request(
+    smollm2_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it stops every other thread for a second or more: the links would be given up."""
+    settings = settings_for(smollm2_folder, cache=CacheSettings(kv_cache_memory="64MiB"))
+    runner = build_runner(settings, own_process=True)
+    monkeypatch.setattr(grammar_module, "LLTokenizer", None)
+    driver = Driver(runner, block_tokens=16)
+    rule = StructuredOutputsParams(choice=["Paris"])
+    driver.enter(0, [1, 2, 3], SamplingParams(structured_outputs=rule))
+    assert driver.run({0: 3}).failed == []
