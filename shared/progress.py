@@ -40,6 +40,8 @@ class StepPatience:
         self._most_tokens = 0
 
     def landed(self, n_tokens: int, elapsed_s: float) -> None:
+        """What took longer than it may, and yet landed, was stopped meanwhile."""
+        elapsed_s = min(elapsed_s, self.limit_s(n_tokens))
         self._most_tokens = max(self._most_tokens, n_tokens)
         self._longest_s = max(elapsed_s, _FORGETTING * self._longest_s)
 

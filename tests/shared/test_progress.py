@@ -31,6 +31,7 @@ def patience(*landed: tuple[int, float]) -> StepPatience:
         ([], 0, 60.0),  # an idle worker's probe
         ([(512, 30.0)], 512, 300.0),  # a slow machine
         ([(512, 30.0), *[(1, 0.1)] * 1000], 512, 60.0),  # of late it was not
+        ([(64, 0.1), (64, 3600.0)], 64, 600.0),  # the process was stopped for an hour
     ],
 )
 def test_the_limit_of_a_step(
