@@ -26,6 +26,8 @@ CPU_S: Final = 1.0
 STACK_BYTES: Final = 2**20
 """Half of what the threads have that make masks."""
 MEMORY_BYTES: Final = 2 * 2**30
+MAX_REASON_CHARS: Final = 500
+"""It may quote the rule."""
 TOO_LARGE: Final = "it is nested too deeply, or takes too long to prepare; make it simpler"
 
 
@@ -59,7 +61,7 @@ def _fault(vocabulary: GrammarVocabulary, line: bytes) -> str | None:
     try:
         vocabulary.check(msgspec.json.decode(line, type=StructuredOutputsParams))
     except GrammarError as error:
-        return error.reason
+        return error.reason[:MAX_REASON_CHARS]
     except MemoryError:
         return TOO_LARGE
     return None

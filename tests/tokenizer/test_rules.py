@@ -37,13 +37,14 @@ def test_what_can_be_followed_passes_again_and_again(rules: Rules) -> None:
     ("rule", "told"),
     [
         ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "(" * 50_000}, "invalid regex"),
         ({"json": "{"}, "expected"),
         ({"grammar": f'start: a0\n{CHAIN}a50000: "x"'}, TOO_LARGE),
         ({"json": {"type": "integer", "multipleOf": 1_000_003}}, TOO_LARGE),
         ({"choice": [f"word {n}" for n in range(90_000)]}, TOO_LARGE),
         ({"json": {"$ref": "#"}}, "NoExtension"),
     ],
-    ids=["regex", "text", "stack", "time", "choices", "nothing"],
+    ids=["regex", "quoted", "text", "stack", "time", "choices", "nothing"],
 )
 def test_what_cannot_is_refused_and_others_pass(
     rules: Rules, rule: dict[str, Any], told: str
@@ -53,6 +54,7 @@ def test_what_cannot_is_refused_and_others_pass(
             check(rules, **rule)
         assert (refused.value.status, refused.value.param) == (400, "guided")
         assert told in str(refused.value)
+        assert len(str(refused.value)) < 1000
     check(rules, regex="[0-9]{3}")
 
 
