@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 pytestmark = pytest.mark.mesh
 MODEL = "smollm2-135m-instruct"
 ASKED: list[Any] = [{"role": "user", "content": "Invent a person."}]
-RUNS = 12
+RUNS = 6
 UNKNOWN_TYPE = {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}
 
 
