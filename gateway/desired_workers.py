@@ -22,6 +22,8 @@ CATCH_UP_S: Final = 30.0
 UP_AFTER_S: Final = 3.0
 """For which more must be wanted: a worker takes time to start, and a burst may be over by then."""
 PACE_OVER_S: Final = 3.0
+SAME_PACE: Final = 0.9
+"""So much of a pace is that pace, when it is asked whether a number of workers suffices."""
 FULL_OVER_S: Final = 10.0
 """A batch that was full so lately is full, though somebody has just left it."""
 
@@ -128,12 +130,24 @@ class _Model:
         self._pace = 0.0
         self._fullest = _Largest(FULL_OVER_S, 0.0)
         self._saturated_pace: float | None = None
+        self._too_few: dict[int, float] = {}
+        """Numbers of workers that let a queue grow, and the least pace of all at which they did."""
 
     def update(self, engines: Sequence[EngineStatus], now_s: float) -> None:
         self._note_pace(engines, now_s)
         demand = demand_of(engines, self._pace)
-        self.steady.update(wanted_workers(demand, self._saturated_pace), now_s)
+        before = self.steady.value
+        wanted = wanted_workers(demand, self._saturated_pace)
+        self.steady.update(max(wanted, self._known_to_need(demand)), now_s)
+        if self.steady.value > before and demand.queue_s > 0:
+            known = self._too_few.get(demand.workers, demand.pace)
+            self._too_few[demand.workers] = min(known, demand.pace)
         self._note_saturation(demand, self._fullest.update(demand.full, now_s))
+
+    def _known_to_need(self, demand: Demand) -> int:
+        """Of the workers there are, more than have been too few at the present pace."""
+        too_few = [n for n, pace in self._too_few.items() if demand.pace >= SAME_PACE * pace]
+        return min(demand.workers, max(too_few, default=0) + 1)
 
     def _note_pace(self, engines: Sequence[EngineStatus], now_s: float) -> None:
         """Smoothed. An engine that began anew counts from its next report on."""

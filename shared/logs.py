@@ -60,12 +60,17 @@ def configure_logging(service: str, settings: LogSettings) -> None:
     logging.captureWarnings(True)
 
 
-class _Lines(structlog.WriteLogger):
-    """Writes lines to stderr. `name` is that of the module."""
+class _Lines:
+    """Writes lines to stderr, whatever that is by then. `name` is that of the module."""
 
     def __init__(self, name: str = "") -> None:
-        super().__init__(sys.stderr)
         self.name = name
+
+    def msg(self, line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    debug = info = warning = error = critical = exception = msg
 
 
 def is_human(settings: LogSettings) -> bool:

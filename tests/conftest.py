@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import redis
+import structlog
 from mesh_process import SMALL_MESH, MeshProcess, running_mesh
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
@@ -23,6 +24,11 @@ from pagemesh.supervisor import guarded
 # No test is timed: a busy machine makes any example slow.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+# Some tests configure logging in this process, and others look at what is logged: no logger may hold
+# on to a configuration of the past.
+_configure = structlog.configure
+structlog.configure = lambda **kept: _configure(**{**kept, "cache_logger_on_first_use": False})
 
 # Before any test imports torch: the suite shares its cores with the processes it starts.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pagemesh.shared.engine_messages import Step, StepResult
+from pagemesh.shared.ledger import Ledger
 from pagemesh.worker_svc.landing import Landing
 from pagemesh.worker_svc.runner import Runner
 from parts.graph_clock import alone_ms, replayed_graphs
@@ -110,6 +111,7 @@ class TracedRunner:
     ) -> None:
         self.card = runner.card
         self.capacity = runner.capacity
+        self.pages = runner.pages
         self.n_rows = 0
         """Of all steps until now."""
         self._runner = runner
@@ -124,6 +126,10 @@ class TracedRunner:
     @property
     def live_rows(self) -> int:
         return self._runner.live_rows
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._runner.ledger
 
     def reset(self) -> None:
         self._runner.reset()

@@ -19,7 +19,7 @@ from pagemesh.autoscale import Autoscaler, Bounds, bounds_of, change, check_core
 from pagemesh.gateway_series import GatewaySeries, Workers, most, read_workers
 from pagemesh.idle_gpus import VISIBLE
 from pagemesh.shared.errors import SettingsError
-from pagemesh.shared.registry import Instance, Registry
+from pagemesh.shared.registry import Instance, Load, Registry
 from pagemesh.shared.settings import (
     GatewaySettings,
     MeshSettings,
@@ -142,7 +142,7 @@ async def test_gateways_are_asked_for_two_series(redis_url: str, mesh_name: str)
         series = GatewaySeries(registry, session, "http")
         assert await series.workers() is None
         for name, address in (("one", f"{host}:{port}"), ("gone", "127.0.0.1:1")):
-            await registry._beat(Instance("gateway", name, address, 1))
+            await registry._beat(Instance("gateway", name, address, 1), Load())
         assert await series.workers() == Workers(3, 2)
     assert asked == [["pagemesh:desired_workers", "vllm:num_requests_running"]]
     await registry.close()
