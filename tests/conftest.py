@@ -25,8 +25,8 @@ from pagemesh.supervisor import guarded
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-# Some tests configure logging in this process, and others look at what is logged: no logger may hold
-# on to a configuration of the past.
+# Some tests configure logging in this process, and others look at what is logged: no logger may
+# hold on to a configuration of the past.
 _configure = structlog.configure
 structlog.configure = lambda **kept: _configure(**{**kept, "cache_logger_on_first_use": False})
 

@@ -122,8 +122,9 @@ async def test_an_engine_of_another_model_is_refused_loudly(
     stranger = status_of(card._replace(fingerprint="beef"), "stranger")
     with capture_logs() as lines:
         async with mesh.scheduler(stranger, name="scheduler-2"):
-            engines = await gateway.engines.get()
-            assert [e.engine_id for e in engines.engines] == ["engine-1"]
+            while not any(line["event"] == "engine_refused" for line in lines):
+                engines = await gateway.engines.get()
+                assert [e.engine_id for e in engines.engines] == ["engine-1"]
             for i in range(3):
                 await placed(gateway, scheduler, generate(request_id=f"r{i}"))
     [refusal] = [line for line in lines if line["event"] == "engine_refused"]
