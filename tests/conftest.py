@@ -30,6 +30,13 @@ hypothesis.settings.load_profile("untimed")
 _configure = structlog.configure
 structlog.configure = lambda **kept: _configure(**{**kept, "cache_logger_on_first_use": False})
 
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
 # Before any test imports torch: the suite shares its cores with the processes it starts.
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from pagemesh.shared.engine_messages import Step, StepResult
 from pagemesh.shared.ledger import Ledger
 from pagemesh.worker_svc.landing import Landing
+from pagemesh.worker_svc.pages import PageContents
 from pagemesh.worker_svc.runner import Runner
 from parts.graph_clock import alone_ms, replayed_graphs
 from parts.steadiness import Steadiness
@@ -111,7 +112,6 @@ class TracedRunner:
     ) -> None:
         self.card = runner.card
         self.capacity = runner.capacity
-        self.pages = runner.pages
         self.n_rows = 0
         """Of all steps until now."""
         self._runner = runner
@@ -130,6 +130,10 @@ class TracedRunner:
     @property
     def ledger(self) -> Ledger:
         return self._runner.ledger
+
+    @property
+    def pages(self) -> PageContents:
+        return self._runner.pages
 
     def reset(self) -> None:
         self._runner.reset()

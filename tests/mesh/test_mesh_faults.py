@@ -102,8 +102,11 @@ async def test_a_scheduler_started_again_finds_the_prefix_cache_warm(victim: Mes
     long_story = {"prompt": STORY["prompt"] + " and a very long table" * 40, "max_tokens": 40}
     undisturbed = complete(victim, **long_story)
     before = victim.child("scheduler")
+    # The lines travel through pipes; the answer may be quicker.
+    n_ended = len(lines(victim, "request_ended"))
     told = await streams_during([victim.base_url], before, **long_story)
     assert told == [Told(undisturbed, broken=False)]
+    wait_until(lambda: lines(victim, "request_ended")[n_ended:] != [], RECOVERY_S)
     assert lines(victim, "engine_up")[-1]["cached_blocks"] > 0
     ended = lines(victim, "request_ended")[-1]
     n_prompt, block_tokens = ended["prompt_tokens"], Settings().cache.block_size

@@ -118,7 +118,12 @@ class Listeners:
         connector = aiohttp.TCPConnector(force_close=not keeps_connection)
         async with aiohttp.ClientSession(connector=connector) as session:
             while not self._over.is_set():
-                self.told.append(await listen_to(self._url, session))
+                told = await listen_to(self._url, session)
+                if told == Told("", broken=True):
+                    # Nothing had begun when its connection, which was kept, went: any client
+                    # tries such a request again.
+                    told = await listen_to(self._url, session)
+                self.told.append(told)
 
     def stop(self) -> None:
         self._over.set()
