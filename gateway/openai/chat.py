@@ -13,10 +13,11 @@ from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.openai.answer import Job, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
+from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
 from pagemesh.gateway.openai.forced_calls import with_forced_calls
 from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
-from pagemesh.gateway.openai.params import bad, chat_params, split_key
+from pagemesh.gateway.openai.params import chat_params, split_key
 from pagemesh.gateway.openai.parsed_chat import ParsedChatAnswer
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
 from pagemesh.gateway.openai.tools import tool_use

@@ -30,6 +30,11 @@ _CODES: Final = {
 }
 
 
+def bad(param: str, rule: str, *, code: str = "invalid_value") -> RequestError:
+    """400: the field `param` breaks `rule`, which goes on from its name."""
+    return RequestError(f"{param} {rule}", code=code, param=param)
+
+
 def error_body(error: RequestError) -> dict[str, Any]:
     """`code` is a string always; `type` follows from the status."""
     ours = error.status >= 500

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pagemesh.gateway.openai.params import bad
+from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.tools import REQUIRED, ToolUse
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.structured_outputs import StructuredOutputsParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pagemesh.gateway.openai.body import MAX_VALUES, check_plain
-from pagemesh.shared.errors import RequestError
+from pagemesh.gateway.openai.errors import bad
 
 MAX_MESSAGES: Final = 4096
 MAX_MESSAGE_FIELDS: Final = 64
@@ -33,12 +33,12 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Raises RequestError (400) naming the message, and the part of it, at fault.
     """
     if not messages:
-        raise _bad("messages", "must hold at least one message")
+        raise bad("messages", "must hold at least one message")
     if len(messages) > MAX_MESSAGES:
-        raise _bad("messages", f"must hold at most {MAX_MESSAGES} messages, got {len(messages)}")
+        raise bad("messages", f"must hold at most {MAX_MESSAGES} messages, got {len(messages)}")
     n_fields = max(map(len, messages))
     if n_fields > MAX_MESSAGE_FIELDS:
-        raise _bad("messages", f"may have {MAX_MESSAGE_FIELDS} fields each, got {n_fields}")
+        raise bad("messages", f"may have {MAX_MESSAGE_FIELDS} fields each, got {n_fields}")
     left = MAX_VALUES
     for i, message in enumerate(messages):
         left = check_plain(message, f"messages[{i}]", left)
@@ -54,7 +54,7 @@ def _checked(message: dict[str, Any], where: str) -> dict[str, Any]:
     message = {name: value for name, value in message.items() if value is not None}
     role = message.get("role")
     if role not in ROLES:
-        raise _bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+        raise bad(f"{where}.role", f"must be one of {', '.join(ROLES)}")
     _check_tool_calls(message, where)
     _check_content(message, where)
     return message
@@ -65,37 +65,33 @@ def _check_content(message: dict[str, Any], where: str) -> None:
     if content is None:
         # An assistant turn may consist of tool calls, or of reasoning that was cut short.
         if message["role"] != "assistant":
-            raise _bad(f"{where}.content", "must be a string or a list of text parts")
+            raise bad(f"{where}.content", "must be a string or a list of text parts")
         message["content"] = None
     elif isinstance(content, list):
         for i, part in enumerate(content):
             _check_part(part, f"{where}.content[{i}]")
     elif not isinstance(content, str):
-        raise _bad(f"{where}.content", "must be a string or a list of text parts")
+        raise bad(f"{where}.content", "must be a string or a list of text parts")
 
 
 def _check_part(part: object, where: str) -> None:
     if not isinstance(part, dict):
-        raise _bad(where, "must be an object with a type")
+        raise bad(where, "must be an object with a type")
     if part.get("type") != "text":
         kind = str(part.get("type"))[:40]
-        raise _bad(f"{where}.type", f"{kind!r} is not supported: this model reads text parts only")
+        raise bad(f"{where}.type", f"{kind!r} is not supported: this model reads text parts only")
     if not isinstance(part.get("text"), str):
-        raise _bad(f"{where}.text", "must be a string")
+        raise bad(f"{where}.text", "must be a string")
 
 
 def _check_tool_calls(message: dict[str, Any], where: str) -> None:
     calls = message.get("tool_calls", [])
     if not isinstance(calls, list):
-        raise _bad(f"{where}.tool_calls", "must be a list")
+        raise bad(f"{where}.tool_calls", "must be a list")
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise _bad(f"{where}.tool_calls[{i}].function", "must be an object")
+            raise bad(f"{where}.tool_calls[{i}].function", "must be an object")
         for name in ("name", "arguments"):
             if not isinstance(function.get(name), str):
-                raise _bad(f"{where}.tool_calls[{i}].function.{name}", "must be a string")
-
-
-def _bad(param: str, rule: str) -> RequestError:
-    return RequestError(f"{param} {rule}", code="invalid_value", param=param)
+                raise bad(f"{where}.tool_calls[{i}].function.{name}", "must be a string")

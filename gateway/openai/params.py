@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from pagemesh.gateway.headers import REQUEST_ID
+from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pagemesh.gateway.openai.structured import structured_outputs
@@ -160,7 +161,3 @@ def _logit_bias(bias: dict[str, float], card: ModelCard) -> dict[int, float]:
         raise bad("logit_bias", "names a token id twice or one outside the vocabulary")
     check_vocabulary(list(by_id), card, "logit_bias")
     return by_id
-
-
-def bad(param: str, rule: str, *, code: str = "invalid_value") -> RequestError:
-    return RequestError(f"{param} {rule}", code=code, param=param)

@@ -12,8 +12,8 @@ from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.answer import encode_json, new_id
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.chat import chat_prompt
+from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import TOKENIZE_REFUSED
-from pagemesh.gateway.openai.params import bad
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from pagemesh.gateway.openai.tools import checked_tools

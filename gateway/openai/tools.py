@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pagemesh.gateway.openai.body import MAX_VALUES, check_plain
-from pagemesh.gateway.openai.params import bad
+from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.schema import ChatRequest
 from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.text_parsers import NONE

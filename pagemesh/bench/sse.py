@@ -138,9 +138,10 @@ def _chunk(payload: bytes) -> _Chunk:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StreamFailed("bad event", f"{error}: {payload[:200]!r}") from error
     if chunk.error is not None:
-        raise StreamFailed("error event", _message(chunk.error))
+        raise StreamFailed("error event", error_message(chunk.error))
     return chunk
 
 
-def _message(error: Any) -> str:
+def error_message(error: Any) -> str:
+    """What an OpenAI-style server says in the `error` of a body or an event."""
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)

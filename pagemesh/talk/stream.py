@@ -8,7 +8,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from pagemesh.bench.sse import EventReader
+from pagemesh.bench.sse import EventReader, error_message
 from pagemesh.shared.errors import PagemeshError
 
 _DONE: Final = b"[DONE]"
@@ -42,7 +42,7 @@ def text_of(chunk: Any) -> str:
     """Of one event, in either shape. Raises AnswerFailed for an error event."""
     match chunk:
         case {"error": error}:
-            raise AnswerFailed(200, _message(error))
+            raise AnswerFailed(200, error_message(error))
         case {"choices": [{"delta": {"content": str(text)}}, *_]}:
             return text
         case {"choices": [{"text": str(text)}, *_]}:
@@ -52,10 +52,6 @@ def text_of(chunk: Any) -> str:
 
 def _reason(body: str) -> str:
     try:
-        return _message(msgspec.json.decode(body)["error"])
+        return error_message(msgspec.json.decode(body)["error"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return body[:_SHOWN_CHARS] or "no reason was given"
-
-
-def _message(error: Any) -> str:
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

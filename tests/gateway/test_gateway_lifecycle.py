@@ -426,17 +426,24 @@ async def test_two_models_are_kept_apart(
         assert (await asking)[1]["model"] == "other"
 
 
+async def begun_stream(
+    gateway: Gateway, tokenizer: FakeTokenizer
+) -> tuple[Conversation, aiohttp.ClientResponse]:
+    """A completion of which a first piece has gone out."""
+    body = {"prompt": "a", "stream": True}
+    asking = asyncio.create_task(gateway.session.post(gateway.url + COMPLETIONS, json=body))
+    talk = await tokenizer.asked.get()
+    talk.accept()
+    talk.delta("one ", [1])
+    return talk, await asking
+
+
 async def test_draining_finishes_what_runs_and_takes_nothing_new(
     settings: Settings, tokenizer: FakeTokenizer
 ) -> None:
     async with running_gateway(settings) as gateway:
         await gateway.until_ready()
-        body = {"prompt": "a", "stream": True}
-        asking = asyncio.create_task(gateway.session.post(gateway.url + COMPLETIONS, json=body))
-        talk = await tokenizer.asked.get()
-        talk.accept()
-        talk.delta("one ", [1])
-        response = await asking
+        talk, response = await begun_stream(gateway, tokenizer)
         os.kill(os.getpid(), signal.SIGTERM)
         await gateway.until_ready(ready=False)
         async with aiohttp.ClientSession() as newcomer:
@@ -532,12 +539,7 @@ async def test_a_drain_that_takes_too_long_ends_its_streams_with_an_error(
     hasty = replace(settings, mesh=replace(settings.mesh, drain_timeout_s=0.2))
     async with running_gateway(hasty) as gateway:
         await gateway.until_ready()
-        body = {"prompt": "a", "stream": True}
-        asking = asyncio.create_task(gateway.session.post(gateway.url + COMPLETIONS, json=body))
-        talk = await tokenizer.asked.get()
-        talk.accept()
-        talk.delta("one ", [1])
-        response = await asking
+        _, response = await begun_stream(gateway, tokenizer)
         os.kill(os.getpid(), signal.SIGTERM)
         *_, error, done = await read_events(response)
         assert (json.loads(error)["error"]["code"], done) == ("service_unavailable", "[DONE]")
