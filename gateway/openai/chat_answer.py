@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json
 from pagemesh.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
+from pagemesh.gateway.openai.sse import OPENAI
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.messages import Delta
 
 
 class ChatAnswer:
     """Chunks: a role per choice, text, a finish per choice, usage when asked for."""
+
+    framing: Final = OPENAI
 
     def __init__(self, job: Job, generation: Generation) -> None:
         self._job = job

@@ -18,6 +18,7 @@ from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
 from pagemesh.gateway.openai.params import completion_params, split_key
 from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, completion_prompts
 from pagemesh.gateway.openai.schema import CompletionRequest
+from pagemesh.gateway.openai.sse import OPENAI
 from pagemesh.gateway.openai.usage import usage
 from pagemesh.shared.messages import Delta, Prompt, Tokenize, Tokenized
 
@@ -64,6 +65,8 @@ def _job(body: CompletionRequest, served: ServedModel) -> Job:
 
 class CompletionAnswer:
     """Chunks of text; the first of each choice begins with the prompt when it is echoed."""
+
+    framing: Final = OPENAI
 
     def __init__(self, backend: Backend, job: Job, generation: Generation) -> None:
         self._backend = backend

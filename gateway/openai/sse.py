@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -20,16 +21,39 @@ from pagemesh.gateway.openai.live import LiveStream, Turn
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta
 
-PING: Final = b": ping\n\n"
-DONE: Final = b"data: [DONE]\n\n"
 # An echo with logprobs can be many megabytes per choice; they are not gathered.
 WRITE_BYTES: Final = 2**20
 
 log = structlog.get_logger(__name__)
 
 
+def event(payload: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+class Framing(NamedTuple):
+    """What one API has around its chunks: a sign of life on a quiet stream, the end of one that is
+    complete, and all that ends one that failed."""
+
+    ping: bytes
+    done: bytes
+    failure: Callable[[RequestError], bytes]
+
+
+_DONE: Final = b"data: [DONE]\n\n"
+OPENAI: Final = Framing(
+    ping=b": ping\n\n",
+    done=_DONE,
+    failure=lambda error: event(error_body(error)) + _DONE,
+)
+
+
 class Chunks(Protocol):
     """How one endpoint words its chunks. Each method returns whole events, or nothing."""
+
+    @property
+    def framing(self) -> Framing:
+        """Of the API that the endpoint is of."""
 
     async def opening(self) -> bytes:
         """Before any text."""
@@ -48,10 +72,6 @@ class Chunks(Protocol):
         """After the last choice has finished."""
 
 
-def event(payload: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
-
-
 async def stream(
     request: web.Request, generation: Generation, chunks: Chunks, backend: Backend
 ) -> web.StreamResponse:
@@ -67,14 +87,14 @@ async def stream(
         try:
             await pump.run()
         except RequestError as error:
-            await _end_with(response, error, request[REQUEST_ID])
+            await _end_with(response, chunks.framing, error, request[REQUEST_ID])
         except ConnectionError:
             # The client is gone; whoever opened the generation cancels it.
             return response
         except Exception:
             log.exception("stream_failed", x_request_id=request[REQUEST_ID])
             internal = RequestError("Internal error", status=500)
-            await _end_with(response, internal, request[REQUEST_ID])
+            await _end_with(response, chunks.framing, internal, request[REQUEST_ID])
     return response
 
 
@@ -139,9 +159,9 @@ class Pump:
                 await self._response.write(data)
                 data = bytearray()
         if finished:
-            data += self._chunks.closing() + DONE
+            data += self._chunks.closing() + self._chunks.framing.done
         if not data and generation.nudged:
-            data += PING
+            data += self._chunks.framing.ping
         generation.nudged = False
         if data:
             generation.nudge_at_s = asyncio.get_running_loop().time() + KEEP_ALIVE_S
@@ -165,7 +185,9 @@ class Pump:
         await live.run()
 
 
-async def _end_with(response: web.StreamResponse, error: RequestError, request_id: str) -> None:
+async def _end_with(
+    response: web.StreamResponse, framing: Framing, error: RequestError, request_id: str
+) -> None:
     log.warning("stream_error", x_request_id=request_id, status=error.status, error=error.message)
     with suppress(ConnectionError):
-        await response.write(event(error_body(error)) + DONE)
+        await response.write(framing.failure(error))
