@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Protocol
@@ -108,8 +108,12 @@ async def respond(
     request: web.Request,
     job: Job,
     answer_of: Callable[[Generation], Answer],
+    settle: Callable[[bytes], Awaitable[bytes]] | None = None,
 ) -> web.StreamResponse:
-    """Run `job` and answer it. Leaving by any way (a hang-up too) cancels what still runs."""
+    """Run `job` and answer it. Leaving by any way (a hang-up too) cancels what still runs.
+
+    `settle` gets a whole body before it leaves, and returns what leaves.
+    """
     timeout_s = timeout_of(request, job.body.timeout)
     generation = job.generation(partial(_overflowed, backend, request, job))
     answer = answer_of(generation)
@@ -119,6 +123,8 @@ async def respond(
             if job.body.stream:
                 return await stream(request, generation, answer, backend)
             body = await _whole(backend, generation, answer)
+            if settle is not None:
+                body = await settle(body)
     finally:
         _log_end(request, job, generation)
     return json_answer(request, body)

@@ -36,20 +36,21 @@ class ChatEndpoint:
         raw = await request.read()
         body = await self._reader.read(raw)
         served = self._backend.router.resolve(body.model, split_key(request, body))
-        job = await self._backend.offload.run(len(raw), _job, body, served)
+        job = await self._backend.offload.run(len(raw), chat_job, body, served, new_id("chatcmpl"))
         for name in unknown_fields(job.prompts[0].messages or []):
             self._on_unknown(f"messages.{name}")
         kind = ParsedChatAnswer if job.keeps_marks else ChatAnswer
         return await respond(self._backend, request, job, partial(kind, job))
 
 
-def _job(body: ChatRequest, served: ServedModel) -> Job:
+def chat_job(body: ChatRequest, served: ServedModel, answer_id: str) -> Job:
+    """Raises RequestError (400) naming the field at fault."""
     use = tool_use(body, served.card)
     params = chat_params(body, served.card)
     if use is not None and use.is_forced:
         params = with_forced_calls(params, use)
     return Job(
-        id=new_id("chatcmpl"),
+        id=answer_id,
         created_s=int(time.time()),
         served=served,
         body=body,

@@ -95,5 +95,5 @@ class ChatAnswer:
             encode_json(gain.stop_reason),
         )
 
-    def closing(self) -> bytes:
+    async def closing(self) -> bytes:
         return self._frame.usage_event()

@@ -158,7 +158,7 @@ class CompletionAnswer:
             )
         )
 
-    def closing(self) -> bytes:
+    async def closing(self) -> bytes:
         return self._frame.usage_event()
 
     def _text_and_logprobs(self, gain: Delta) -> tuple[str, dict[str, Any] | None]:

@@ -68,7 +68,7 @@ class Chunks(Protocol):
     def event(self, gain: Delta) -> bytes:
         """As `gain`, for one that is quick to word."""
 
-    def closing(self) -> bytes:
+    async def closing(self) -> bytes:
         """After the last choice has finished."""
 
 
@@ -159,7 +159,7 @@ class Pump:
                 await self._response.write(data)
                 data = bytearray()
         if finished:
-            data += self._chunks.closing() + self._chunks.framing.done
+            data += await self._chunks.closing() + self._chunks.framing.done
         if not data and generation.nudged:
             data += self._chunks.framing.ping
         generation.nudged = False
