@@ -18,11 +18,11 @@ from pagemesh.shared.routes import MAX_NAME_CHARS, BadRoute, Route, read_route
 _T = TypeVar("_T", bound=msgspec.Struct)
 
 
-class _Whole(msgspec.Struct, forbid_unknown_fields=True):
+class WholeRoute(msgspec.Struct, forbid_unknown_fields=True):
     targets: str | dict[str, float]
 
 
-class _Changes(msgspec.Struct, forbid_unknown_fields=True):
+class RouteChanges(msgspec.Struct, forbid_unknown_fields=True):
     targets: dict[str, float | None]
 
 
@@ -41,12 +41,12 @@ class RoutesEndpoint:
 
     async def put(self, request: web.Request) -> web.Response:
         """Replace all targets of one route, or make it."""
-        name, body = _name(request), await _body(request, _Whole)
+        name, body = _name(request), await _body(request, WholeRoute)
         return await self._set(name, lambda _: body.targets)
 
     async def patch(self, request: web.Request) -> web.Response:
         """Change the weights of some targets; null takes one away."""
-        name, body = _name(request), await _body(request, _Changes)
+        name, body = _name(request), await _body(request, RouteChanges)
         return await self._set(name, lambda before: _patched(before, body.targets))
 
     async def delete(self, request: web.Request) -> web.Response:

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from pagemesh.gateway.admin import RoutesEndpoint
 from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.docs import DocsEndpoint
 from pagemesh.gateway.headers import (
     REQUEST_ID,
     choose_request_id,
@@ -25,6 +26,7 @@ from pagemesh.gateway.openai.errors import error_response, from_http
 from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
 from pagemesh.gateway.parting import Parting
+from pagemesh.shared.access import Access
 from pagemesh.shared.errors import RequestError
 
 CLIENT_GONE: Final = 499
@@ -35,7 +37,8 @@ log = structlog.get_logger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def api_routes(backend: Backend) -> list[web.RouteDef]:
+def api_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
+    """`operations.py` describes each: a test tells of one that it leaves out."""
     models, tokens = ModelsEndpoint(backend), TokenizeEndpoint(backend)
     one_model = [web.get(f"{base}/models/{{model:.+}}", models.one_model) for base in ("", "/v1")]
     return [
@@ -47,7 +50,14 @@ def api_routes(backend: Backend) -> list[web.RouteDef]:
         *_spelled("POST", "/detokenize", tokens.detokenize),
         *_spelled("GET", "/version", models.show_version),
         *_admin_routes(backend),
+        *_docs_routes(access),
     ]
+
+
+def _docs_routes(access: Access) -> list[web.RouteDef]:
+    docs = DocsEndpoint(access)
+    served = (("/openapi.json", docs.openapi), ("/docs", docs.page))
+    return [web.get(f"{path}{slash}", handler) for path, handler in served for slash in ("", "/")]
 
 
 def _admin_routes(backend: Backend) -> list[web.RouteDef]:

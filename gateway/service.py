@@ -80,7 +80,7 @@ class GatewayService:
         runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
 
     def routes(self) -> list[web.RouteDef]:
-        return api_routes(self.backend)
+        return api_routes(self.backend, client_access(self._runtime.settings.gateway))
 
     def not_ready(self) -> str | None:
         """The link of a frozen process below ends, so its engines leave the directory

@@ -14,6 +14,8 @@ from pagemesh.shared.link import LINK_PATH
 from pagemesh.shared.settings import GatewaySettings
 
 OPEN_ROUTES: Final = frozenset({"/health", "/ready", "/metrics"})
+# The same on every gateway of a version; a page in a browser cannot be asked for with a key.
+OPEN_DOCUMENTS: Final = frozenset({"/docs", "/openapi.json"})
 ADMIN: Final = "admin"
 
 
@@ -46,20 +48,27 @@ class Access(NamedTuple):
     def check(self, route: str, authorization: str | None) -> None:
         """Raises HTTPUnauthorized. `route` stands in the routing table: not what the client wrote,
         which has many spellings. It is empty where no route fits."""
-        route = route.rstrip("/")
-        if route in self.open_routes:
+        if self.is_open(route):
             return
-        if ADMIN in route.split("/"):
+        if self.is_admins(route):
             self.admins.check(authorization)
         elif self.others is not None:
             self.others.check(authorization)
+
+    def is_open(self, route: str) -> bool:
+        """To whom has no key."""
+        return route.rstrip("/") in self.open_routes
+
+    @staticmethod
+    def is_admins(route: str) -> bool:
+        return ADMIN in route.split("/")
 
 
 def client_access(gateway: GatewaySettings) -> Access:
     """Of a gateway, where anybody may ask if no keys are set. An administrator's routes are closed
     without a key of theirs."""
     clients = Keys(gateway.api_key) if gateway.api_key else None
-    return Access(OPEN_ROUTES, Keys(gateway.admin_key), clients)
+    return Access(OPEN_ROUTES | OPEN_DOCUMENTS, Keys(gateway.admin_key), clients)
 
 
 def link_access(gateway: GatewaySettings) -> Access:

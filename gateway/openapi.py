@@ -1,0 +1,164 @@
+"""The OpenAPI 3.1 document of a gateway, made of its operations and of the structs that validate
+their bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from pagemesh.shared.access import Access
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+TEXT: Final = "text/plain"
+# What a request may come to that goes to an engine.
+GENERATES: Final = (400, 404, 413, 429, 503, 504)
+
+_SCHEMAS: Final = "#/components/schemas/{name}"
+_PARAMETER: Final = re.compile(r"{(\w+)}")
+_NULLABLE_TEXT: Final = {"type": ["string", "null"]}
+_ERROR: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "Every refusal, and the last event but one of a stream that fails.",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string", "examples": ["invalid_request_error"]},
+                "param": {**_NULLABLE_TEXT, "description": "The field at fault."},
+                "code": _NULLABLE_TEXT,
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+
+
+class Operation(Struct, frozen=True, kw_only=True):
+    """One method of one path, in the spelling that the document shows.
+
+    `request`: the struct of the body, sent as `takes`. `answers`: the media types of the good
+    answer, which `answer` describes in words; `also`: other statuses that are answered so, in
+    words. `refusals`: the statuses of errors, beside those that any operation may have. `query`:
+    parameters, and what they mean.
+    """
+
+    method: str
+    path: str
+    summary: str
+    answer: str
+    request: type[Struct] | None = None
+    takes: str = JSON
+    answers: tuple[str, ...] = (JSON,)
+    status: int = 200
+    also: dict[int, str] = {}
+    refusals: tuple[int, ...] = ()
+    query: dict[str, str] = {}
+
+
+def openapi_document(
+    operations: Iterable[Operation], access: Access, version: str
+) -> dict[str, Any]:
+    """Plain values, for `msgspec.json.encode`. `access` says who needs which key."""
+    operations = list(operations)
+    bodies = {operation.request for operation in operations if operation.request is not None}
+    in_order = sorted(bodies, key=lambda body: body.__name__)
+    _, schemas = msgspec.json.schema_components(in_order, ref_template=_SCHEMAS)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        described = _described(operation, access)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "pagemesh",
+            "version": version,
+            "description": (
+                "OpenAI's REST API. Paths work with and without /v1, and with a slash at the end. "
+                "A field that is null is a field left out; unknown fields are ignored."
+            ),
+        },
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas, "Error": _ERROR},
+            "securitySchemes": _SECURITY_SCHEMES,
+        },
+    }
+
+
+_SECURITY_SCHEMES: Final = {
+    "key": {"type": "http", "scheme": "bearer", "description": "One of --api-key, if any is set."},
+    "admin": {"type": "http", "scheme": "bearer", "description": "One of --admin-key."},
+}
+
+
+def _described(operation: Operation, access: Access) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": _operation_id(operation),
+        "summary": operation.summary,
+        "parameters": _parameters(operation),
+        "responses": _responses(operation, access),
+        "security": _security(operation.path, access),
+    }
+    if operation.request is not None:
+        schema = {"$ref": _SCHEMAS.format(name=operation.request.__name__)}
+        content = {operation.takes: {"schema": schema}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _operation_id(operation: Operation) -> str:
+    words = re.findall(r"\w+", operation.path.removeprefix("/v1"))
+    return "_".join([operation.method.lower(), *words])
+
+
+def _parameters(operation: Operation) -> list[dict[str, Any]]:
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(operation.path)
+    ]
+    in_query = [
+        {"name": name, "in": "query", "description": meaning, "schema": {"type": "string"}}
+        for name, meaning in operation.query.items()
+    ]
+    return in_path + in_query
+
+
+def _responses(operation: Operation, access: Access) -> dict[str, Any]:
+    good = {operation.status: operation.answer, **operation.also}
+    keyless = () if access.is_open(operation.path) else (401,)
+    responses = {status: _good(operation, meaning) for status, meaning in good.items()}
+    responses |= {status: _refusal(status) for status in (*operation.refusals, *keyless)}
+    return {str(status): responses[status] for status in sorted(responses)}
+
+
+def _good(operation: Operation, meaning: str) -> dict[str, Any]:
+    return {
+        "description": meaning,
+        "content": {media: {"schema": _shape(media)} for media in operation.answers},
+    }
+
+
+def _shape(media: str) -> dict[str, Any]:
+    return {"type": "object" if media == JSON else "string"}
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    error = {"$ref": _SCHEMAS.format(name="Error")}
+    return {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": error}}}
+
+
+def _security(path: str, access: Access) -> list[dict[str, list[str]]]:
+    """An empty requirement: without a key."""
+    if access.is_open(path):
+        return []
+    if access.is_admins(path):
+        return [{"admin": []}]
+    return [{"key": []}, *([] if access.others else [{}])]
