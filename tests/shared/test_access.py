@@ -29,6 +29,8 @@ def test_only_the_keys_pass(key: str, keys: list[str], pick: int) -> None:
     ("access", "route", "key", "passes"),
     [
         (client_access(KEYED), "/metrics/", "", True),
+        (client_access(KEYED), "/docs", "", True),
+        (client_access(KEYED), "/openapi.json/", "", True),
         (client_access(KEYED), "/models", "client", True),
         (client_access(KEYED), "/models", "admin", False),
         (client_access(KEYED), "/link", "", False),
@@ -40,6 +42,7 @@ def test_only_the_keys_pass(key: str, keys: list[str], pick: int) -> None:
         (client_access(OPEN_TO_CLIENTS), "/v1/admin/cache", "client", False),
         (link_access(KEYED), "/link", "", True),
         (link_access(KEYED), "/ready", "", True),
+        (link_access(KEYED), "/docs", "", False),
         (link_access(KEYED), "/models", "client", False),
         (link_access(KEYED), "/admin/cache", "admin", True),
         (link_access(OPEN_TO_CLIENTS), "/models", "", False),
