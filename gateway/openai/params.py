@@ -10,6 +10,11 @@ from aiohttp import web
 
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.errors import bad
+from pagemesh.gateway.openai.limits import (
+    MAX_CACHE_NAME_CHARS,
+    MAX_TEMPERATURE,
+    MAX_TOP_LOGPROBS,
+)
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pagemesh.gateway.openai.structured import structured_outputs
@@ -17,14 +22,10 @@ from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import ModelCard
 from pagemesh.shared.sampling import SamplingParams
 
-MAX_TEMPERATURE: Final = 2.0
-MAX_TOP_LOGPROBS: Final = 20
 COMPLETION_MAX_TOKENS: Final = 16
 # Of stop strings, and of stop token ids.
 MAX_STOPS: Final = 1024
 SEED_BITS: Final = 63
-# Of a cache salt, and of a prompt cache key.
-MAX_CACHE_NAME_CHARS: Final = 256
 
 _SAME_NAME: Final = (
     "n",

@@ -6,13 +6,31 @@ not served, and those accepted without effect, stand in `fields.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-# Wider integers would not fit the mesh's messages.
-Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+from pagemesh.gateway.openai.limits import (
+    Bias,
+    CacheKey,
+    CacheSalt,
+    Choices,
+    Count,
+    Int32,
+    Int64,
+    Logprobs,
+    Messages,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    Seconds,
+    Share,
+    ShareAboveZero,
+    SomeText,
+    Temperature,
+    TopK,
+    TopLogprobs,
+)
 
 
 class StreamOptions(Struct):
@@ -26,33 +44,33 @@ class GenerationRequest(Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Int32 | None = None
-    best_of: Int32 | None = None
-    max_tokens: Int32 | None = None
-    max_completion_tokens: Int32 | None = None
-    min_tokens: Int32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    min_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: ShareAboveZero | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
+    stop: SomeText | list[SomeText] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Int32 | None = None
+    prompt_logprobs: Logprobs | None = None
     add_special_tokens: bool | None = None
     priority: Int32 | None = None
-    timeout: float | None = None
+    timeout: Seconds | None = None
     """Seconds for the whole answer."""
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     user: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: CacheKey | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -62,9 +80,11 @@ class GenerationRequest(Struct, kw_only=True):
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
-    messages: list[dict[str, Any]]
+    messages: Messages
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Int32 | None = None
+    top_logprobs: TopLogprobs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -79,7 +99,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
-    logprobs: Int32 | None = None
+    logprobs: Logprobs | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -87,7 +107,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

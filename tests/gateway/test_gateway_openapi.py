@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from html import unescape
+from typing import Any, Final
 
+import pytest
 from aiohttp import web
 from gateway_fakes import Gateway, running_gateway, settings_for
 
@@ -77,3 +80,44 @@ def test_bodies_are_the_structs_that_validate() -> None:
             reference = described["content"][operation.takes]["schema"]["$ref"]
             schema = SCHEMAS[reference.rpartition("/")[2]]
             assert schema["properties"].keys() == set(operation.request.__struct_fields__)
+
+
+GOOD: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi", "echo": True},
+}
+# What must stand beside a value of a field for it to be good.
+BESIDE: Final[dict[str, Any]] = {
+    "best_of": lambda value: {"n": value},
+    "min_tokens": lambda value: {"max_tokens": max(value, 1)},
+    "top_logprobs": lambda _: {"logprobs": True},
+}
+SIDES: Final = {
+    "minimum": lambda limit: (limit, limit - 1),
+    "exclusiveMinimum": lambda limit: (limit + 0.5, limit),
+    "maximum": lambda limit: (limit, limit + 1),
+    "minLength": lambda limit: ("x" * limit, "x" * (limit - 1)),
+    "maxLength": lambda limit: ("x" * limit, "x" * (limit + 1)),
+}
+
+
+def limits_of(path: str) -> Iterator[tuple[str, Any, Any]]:
+    """Each field with a limit, a value at the limit, and one beyond it."""
+    body = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    schema = SCHEMAS[body["schema"]["$ref"].rpartition("/")[2]]
+    for name, field in schema["properties"].items():
+        for kind in field.get("anyOf", [field]):
+            for keyword in SIDES.keys() & kind.keys():
+                yield name, *SIDES[keyword](kind[keyword])
+
+
+@pytest.mark.parametrize("path", GOOD)
+async def test_limits_in_the_document_are_those_of_the_code(gateway: Gateway, path: str) -> None:
+    found = list(limits_of(path))
+    assert len(found) > 20
+    for name, good, bad in found:
+        beside = GOOD[path] | BESIDE.get(name, lambda _: {})(good)
+        status, answer = await gateway.post(path, beside | {name: good})
+        assert status == 200, (name, good, answer)
+        status, answer = await gateway.post(path, beside | {name: bad})
+        assert (status, answer["error"]["param"]) == (400, name), (name, bad, answer)
