@@ -22,7 +22,7 @@ from pagemesh.gateway.headers import (
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.openai.chat import ChatEndpoint
 from pagemesh.gateway.openai.completions import CompletionsEndpoint
-from pagemesh.gateway.openai.errors import error_response, from_http
+from pagemesh.gateway.openai.errors import error_response, http_error_response
 from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
 from pagemesh.gateway.parting import Parting
@@ -133,7 +133,7 @@ async def word_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     except (ConnectionError, web.RequestPayloadError) as error:
         return error_response(RequestError(f"The body could not be read: {error}"))
     except web.HTTPException as error:
-        return error_response(from_http(error, request.method, request.path))
+        return http_error_response(error, request.method, request.path)
     except Exception:
         log.exception("request_failed", x_request_id=request[REQUEST_ID], path=request.path)
         return error_response(RequestError("Internal error", status=500))

@@ -21,6 +21,9 @@ GENERATES: Final = (400, 404, 413, 429, 503, 504)
 
 _SCHEMAS: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"{(\w+)}")
+# A schema of events would be one of each event.
+_SHAPES: Final[dict[str, Any]] = {JSON: {"schema": {"type": "object"}}, EVENTS: {}}
+_TEXT: Final = {"schema": {"type": "string"}}
 _NULLABLE_TEXT: Final = {"type": ["string", "null"]}
 _ERROR: Final[dict[str, Any]] = {
     "type": "object",
@@ -142,12 +145,10 @@ def _responses(operation: Operation, access: Access) -> dict[str, Any]:
 def _good(operation: Operation, meaning: str) -> dict[str, Any]:
     return {
         "description": meaning,
-        "content": {media: {"schema": _shape(media)} for media in operation.answers},
+        "content": {
+            media: _SHAPES.get(media, {"schema": {"type": "string"}}) for media in operation.answers
+        },
     }
-
-
-def _shape(media: str) -> dict[str, Any]:
-    return {"type": "object" if media == JSON else "string"}
 
 
 def _refusal(status: int) -> dict[str, Any]:

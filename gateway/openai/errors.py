@@ -69,6 +69,14 @@ def error_response(error: RequestError) -> web.Response:
     )
 
 
+def http_error_response(error: web.HTTPException, method: str, path: str) -> web.Response:
+    """As `error_response`; for 405 with the methods that are allowed, as RFC 9110 wants."""
+    response = error_response(from_http(error, method, path))
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
 def from_http(error: web.HTTPException, method: str, path: str) -> RequestError:
     """Refusals in HTTP's terms (no key, no such route, body too large) as a RequestError."""
     match error.status:

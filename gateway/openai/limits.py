@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from pagemesh.gateway.openai.messages import MAX_MESSAGES
+from pagemesh.gateway.openai.messages import MAX_MESSAGES, ROLES
 from pagemesh.shared.sampling import (
     MAX_LOGPROBS,
     MAX_N,
@@ -55,4 +55,20 @@ Seconds = Annotated[float, _shown(exclusiveMinimum=0)]
 SomeText = Annotated[str, _shown(minLength=1)]
 CacheKey = Annotated[str, _shown(maxLength=MAX_CACHE_NAME_CHARS)]
 CacheSalt = Annotated[str, _shown(minLength=1, maxLength=MAX_CACHE_NAME_CHARS)]
-Messages = Annotated[list[dict[str, Any]], _shown(minItems=1, maxItems=MAX_MESSAGES)]
+TokenId = Annotated[int, _shown(minimum=0)]
+_TEXT_PART: Final = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+Message = Annotated[
+    dict[str, Any],
+    _shown(
+        properties={
+            "role": {"enum": list(ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]},
+        },
+        required=["role"],
+    ),
+]
+Messages = Annotated[list[Message], _shown(minItems=1, maxItems=MAX_MESSAGES)]

@@ -28,6 +28,7 @@ from pagemesh.gateway.openai.limits import (
     ShareAboveZero,
     SomeText,
     Temperature,
+    TokenId,
     TopK,
     TopLogprobs,
 )
@@ -59,7 +60,7 @@ class GenerationRequest(Struct, kw_only=True):
     logit_bias: dict[str, Bias] | None = None
     seed: Int64 | None = None
     stop: SomeText | list[SomeText] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -97,7 +98,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """`prompt`: a string, a list of strings, token ids, or a list of lists of token ids."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | TokenId | list[TokenId]]
     echo: bool | None = None
     logprobs: Logprobs | None = None
 
@@ -118,4 +119,4 @@ class TokenizeRequest(Struct, kw_only=True):
 
 class DetokenizeRequest(Struct, kw_only=True):
     model: str | None = None
-    tokens: list[int]
+    tokens: list[TokenId]
