@@ -11,6 +11,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from pagemesh.gateway.admin import RoutesEndpoint
+from pagemesh.gateway.anthropic.endpoint import MessagesEndpoint
+from pagemesh.gateway.anthropic.errors import error_body as anthropic_body
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.docs import DocsEndpoint
 from pagemesh.gateway.headers import (
@@ -18,11 +20,12 @@ from pagemesh.gateway.headers import (
     choose_request_id,
     common_headers,
     preflight_response,
+    speaks_anthropic,
 )
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.openai.chat import ChatEndpoint
 from pagemesh.gateway.openai.completions import CompletionsEndpoint
-from pagemesh.gateway.openai.errors import error_response, http_error_response
+from pagemesh.gateway.openai.errors import error_body, error_response, from_http
 from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
 from pagemesh.gateway.parting import Parting
@@ -40,10 +43,13 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def api_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
     """`operations.py` describes each: a test tells of one that it leaves out."""
     models, tokens = ModelsEndpoint(backend), TokenizeEndpoint(backend)
+    messages = MessagesEndpoint(backend)
     one_model = [web.get(f"{base}/models/{{model:.+}}", models.one_model) for base in ("", "/v1")]
     return [
         *_spelled("POST", "/chat/completions", ChatEndpoint(backend).handle),
         *_spelled("POST", "/completions", CompletionsEndpoint(backend).handle),
+        *_spelled("POST", "/messages", messages.create),
+        *_spelled("POST", "/messages/count_tokens", messages.count_tokens),
         *_spelled("GET", "/models", models.list_models),
         *one_model,
         *_spelled("POST", "/tokenize", tokens.tokenize),
@@ -125,15 +131,22 @@ async def answer_preflight(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def word_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure in OpenAI's shape. A bug costs its own request and is logged."""
+    """Every failure in the shape of its API. A bug costs its own request and is logged."""
     try:
         return await handler(request)
     except RequestError as error:
-        return error_response(error)
+        return _refusal(request, error)
     except (ConnectionError, web.RequestPayloadError) as error:
-        return error_response(RequestError(f"The body could not be read: {error}"))
+        return _refusal(request, RequestError(f"The body could not be read: {error}"))
     except web.HTTPException as error:
-        return http_error_response(error, request.method, request.path)
+        refusal = _refusal(request, from_http(error, request.method, request.path))
+        if "Allow" in error.headers:
+            refusal.headers["Allow"] = error.headers["Allow"]
+        return refusal
     except Exception:
         log.exception("request_failed", x_request_id=request[REQUEST_ID], path=request.path)
-        return error_response(RequestError("Internal error", status=500))
+        return _refusal(request, RequestError("Internal error", status=500))
+
+
+def _refusal(request: web.Request, error: RequestError) -> web.Response:
+    return error_response(error, anthropic_body if speaks_anthropic(request) else error_body)

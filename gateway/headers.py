@@ -14,6 +14,14 @@ _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 
 
+MESSAGES: Final = ("/v1/messages", "/messages")
+
+
+def speaks_anthropic(request: web.BaseRequest) -> bool:
+    """By the path, since what no route fits is answered too."""
+    return request.path.startswith(MESSAGES)
+
+
 def choose_request_id(request: web.BaseRequest) -> str:
     """The client's own X-Request-Id when it is fit to be logged and echoed, else a new one."""
     given = request.headers.get("X-Request-Id", "")
@@ -21,9 +29,11 @@ def choose_request_id(request: web.BaseRequest) -> str:
 
 
 def common_headers(request: web.BaseRequest) -> dict[str, str]:
-    last = {"connection": "close"} if LAST_REQUEST.get() else {}
+    more = {"connection": "close"} if LAST_REQUEST.get() else {}
+    if speaks_anthropic(request):
+        more["request-id"] = request[REQUEST_ID]
     return {
-        **last,
+        **more,
         "x-request-id": request[REQUEST_ID],
         "access-control-allow-origin": "*",
         "access-control-expose-headers": "x-request-id, retry-after, retry-after-ms",

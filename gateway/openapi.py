@@ -42,6 +42,19 @@ _ERROR: Final[dict[str, Any]] = {
     },
     "required": ["error"],
 }
+_ANTHROPIC_ERROR: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "Every refusal of these routes, and the last event of a stream that fails.",
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+            "required": ["type", "message"],
+        },
+    },
+    "required": ["type", "error"],
+}
 
 
 class Operation(Struct, frozen=True, kw_only=True):
@@ -49,8 +62,8 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     `request`: the struct of the body, sent as `takes`. `answers`: the media types of the good
     answer, which `answer` describes in words; `also`: other statuses that are answered so, in
-    words. `refusals`: the statuses of errors, beside those that any operation may have. `query`:
-    parameters, and what they mean.
+    words. `refusals`: the statuses of errors, beside those that any operation may have; `error`: the
+    schema of these. `query`: parameters, and what they mean.
     """
 
     method: str
@@ -63,6 +76,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     status: int = 200
     also: dict[int, str] = {}
     refusals: tuple[int, ...] = ()
+    error: str = "Error"
     query: dict[str, str] = {}
 
 
@@ -84,13 +98,13 @@ def openapi_document(
             "title": "pagemesh",
             "version": version,
             "description": (
-                "OpenAI's REST API. Paths work with and without /v1, and with a slash at the end. "
+                "OpenAI's REST API, and Anthropic's messages. Paths work with and without /v1, and with a slash at the end. "
                 "A field that is null is a field left out; unknown fields are ignored."
             ),
         },
         "paths": paths,
         "components": {
-            "schemas": {**schemas, "Error": _ERROR},
+            "schemas": {**schemas, "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": _SECURITY_SCHEMES,
         },
     }
@@ -138,7 +152,7 @@ def _responses(operation: Operation, access: Access) -> dict[str, Any]:
     good = {operation.status: operation.answer, **operation.also}
     keyless = () if access.is_open(operation.path) else (401,)
     responses = {status: _good(operation, meaning) for status, meaning in good.items()}
-    responses |= {status: _refusal(status) for status in (*operation.refusals, *keyless)}
+    responses |= {status: _refusal(status, operation.error) for status in (*operation.refusals, *keyless)}
     return {str(status): responses[status] for status in sorted(responses)}
 
 
@@ -151,8 +165,8 @@ def _good(operation: Operation, meaning: str) -> dict[str, Any]:
     }
 
 
-def _refusal(status: int) -> dict[str, Any]:
-    error = {"$ref": _SCHEMAS.format(name="Error")}
+def _refusal(status: int, name: str) -> dict[str, Any]:
+    error = {"$ref": _SCHEMAS.format(name=name)}
     return {"description": HTTPStatus(status).phrase, "content": {JSON: {"schema": error}}}
 
 

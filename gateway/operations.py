@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pagemesh.gateway.admin import RouteChanges, WholeRoute
+from pagemesh.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from pagemesh.gateway.openai.schema import (
     ChatRequest,
     CompletionRequest,
@@ -31,6 +32,25 @@ OPERATIONS: Final = (
         answer="The text; with stream, its pieces as events, then [DONE]",
         answers=(JSON, EVENTS),
         refusals=GENERATES,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/messages",
+        summary="Answer a conversation, in Anthropic's words",
+        request=MessagesRequest,
+        answer="The message; with stream, its pieces as events",
+        answers=(JSON, EVENTS),
+        refusals=GENERATES,
+        error="AnthropicError",
+    ),
+    Operation(
+        method="POST",
+        path="/v1/messages/count_tokens",
+        summary="Count the tokens of such a conversation",
+        request=CountTokensRequest,
+        answer="The number of tokens",
+        refusals=GENERATES,
+        error="AnthropicError",
     ),
     Operation(
         method="GET",

@@ -84,10 +84,17 @@ def guarding(access: Access) -> Middleware:
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         route = "" if resource is None else resource.canonical
-        access.check(route, request.headers.get("Authorization"))
+        access.check(route, authorization_of(request))
         return await handler(request)
 
     return guard
+
+
+def authorization_of(request: web.BaseRequest) -> str | None:
+    """As a header of its own, or in the way of Anthropic's clients."""
+    given = request.headers.get("Authorization")
+    api_key = request.headers.get("X-Api-Key")
+    return f"Bearer {api_key}" if given is None and api_key is not None else given
 
 
 def _digest(key: str) -> bytes:

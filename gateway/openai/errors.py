@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Any, Final
 
@@ -50,7 +51,9 @@ def error_body(error: RequestError) -> dict[str, Any]:
     }
 
 
-def error_response(error: RequestError) -> web.Response:
+def error_response(
+    error: RequestError, body_of: Callable[[RequestError], dict[str, Any]] = error_body
+) -> web.Response:
     headers = {"x-should-retry": "false"}
     if error.status in _RETRYABLE:
         wait_s = RETRY_AFTER_S if error.retry_after_s is None else error.retry_after_s
@@ -63,18 +66,10 @@ def error_response(error: RequestError) -> web.Response:
         headers["www-authenticate"] = "Bearer"
     return web.Response(
         status=error.status,
-        body=msgspec.json.encode(error_body(error)),
+        body=msgspec.json.encode(body_of(error)),
         content_type="application/json",
         headers=headers,
     )
-
-
-def http_error_response(error: web.HTTPException, method: str, path: str) -> web.Response:
-    """As `error_response`; for 405 with the methods that are allowed, as RFC 9110 wants."""
-    response = error_response(from_http(error, method, path))
-    if "Allow" in error.headers:
-        response.headers["Allow"] = error.headers["Allow"]
-    return response
 
 
 def from_http(error: web.HTTPException, method: str, path: str) -> RequestError:

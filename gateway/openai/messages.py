@@ -32,10 +32,7 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Raises RequestError (400) naming the message, and the part of it, at fault.
     """
-    if not messages:
-        raise bad("messages", "must hold at least one message")
-    if len(messages) > MAX_MESSAGES:
-        raise bad("messages", f"must hold at most {MAX_MESSAGES} messages, got {len(messages)}")
+    check_count(messages)
     n_fields = max(map(len, messages))
     if n_fields > MAX_MESSAGE_FIELDS:
         raise bad("messages", f"may have {MAX_MESSAGE_FIELDS} fields each, got {n_fields}")
@@ -43,6 +40,14 @@ def checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for i, message in enumerate(messages):
         left = check_plain(message, f"messages[{i}]", left)
     return [_checked(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def check_count(messages: list[dict[str, Any]]) -> None:
+    """Raises RequestError (400) for none, or too many."""
+    if not messages:
+        raise bad("messages", "must hold at least one message")
+    if len(messages) > MAX_MESSAGES:
+        raise bad("messages", f"must hold at most {MAX_MESSAGES} messages, got {len(messages)}")
 
 
 def unknown_fields(messages: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,68 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiohttp import web
+
+from pagemesh.gateway.anthropic.answer import MessagesAnswer
+from pagemesh.gateway.anthropic.requests import chat_request, prompt_request, renamed
+from pagemesh.gateway.anthropic.schema import REFUSED, CountTokensRequest, MessagesRequest
+from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.directory import ServedModel
+from pagemesh.gateway.headers import REQUEST_ID
+from pagemesh.gateway.openai.answer import Job, encode_json, new_id, respond
+from pagemesh.gateway.openai.body import BodyDecoder, BodyReader
+from pagemesh.gateway.openai.chat import chat_job, chat_prompt
+from pagemesh.gateway.openai.tools import tool_use
+from pagemesh.gateway.whole import json_answer
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import Prompt, Tokenize, Tokenized
+from pagemesh.shared.wire import ID_BYTES
+
+
+class MessagesEndpoint:
+    """A message is a chat completion in other words."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        on_unknown = partial(backend.metrics.unknown_field, "messages")
+        reader = partial(BodyReader, offload=backend.offload, on_unknown=on_unknown)
+        self._messages = reader(BodyDecoder(MessagesRequest, REFUSED))
+        self._counts = reader(BodyDecoder(CountTokensRequest, REFUSED))
+
+    async def create(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        body = await self._messages.read(raw)
+        user = (body.metadata or {}).get("user_id")
+        served = self._backend.router.resolve(body.model, str(user or request[REQUEST_ID]))
+        job = await self._backend.offload.run(len(raw), _job, body, served)
+        return await respond(self._backend, request, job, partial(MessagesAnswer, job))
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        body = await self._counts.read(raw)
+        served = self._backend.router.resolve(body.model, request[REQUEST_ID])
+        prompt = await self._backend.offload.run(len(raw), _prompt, body, served)
+        question = Tokenize(new_id("count"), served.card.names[0], prompt)
+        answer = await self._backend.upstream.ask(question)
+        assert isinstance(answer, Tokenized)
+        n_tokens = len(answer.token_ids) // ID_BYTES
+        return json_answer(request, encode_json({"input_tokens": n_tokens}))
+
+
+def _job(body: MessagesRequest, served: ServedModel) -> Job:
+    try:
+        return chat_job(chat_request(body), served, new_id("msg"))
+    except RequestError as error:
+        raise renamed(error) from error
+
+
+def _prompt(body: CountTokensRequest, served: ServedModel) -> Prompt:
+    try:
+        asked = prompt_request(body)
+        use = tool_use(asked, served.card)
+        return chat_prompt(asked, asked.messages, use.tools if use else None)
+    except RequestError as error:
+        raise renamed(error) from error
