@@ -62,8 +62,8 @@ class Operation(Struct, frozen=True, kw_only=True):
 
     `request`: the struct of the body, sent as `takes`. `answers`: the media types of the good
     answer, which `answer` describes in words; `also`: other statuses that are answered so, in
-    words. `refusals`: the statuses of errors, beside those that any operation may have; `error`: the
-    schema of these. `query`: parameters, and what they mean.
+    words. `refusals`: the statuses of errors, beside those that any operation may have; `error`:
+    the schema of these. `query`: parameters, and what they mean.
     """
 
     method: str
@@ -98,7 +98,8 @@ def openapi_document(
             "title": "pagemesh",
             "version": version,
             "description": (
-                "OpenAI's REST API, and Anthropic's messages. Paths work with and without /v1, and with a slash at the end. "
+                "OpenAI's REST API, and Anthropic's messages. Paths work with and without /v1, and "
+                "with a slash at the end. "
                 "A field that is null is a field left out; unknown fields are ignored."
             ),
         },
@@ -152,7 +153,9 @@ def _responses(operation: Operation, access: Access) -> dict[str, Any]:
     good = {operation.status: operation.answer, **operation.also}
     keyless = () if access.is_open(operation.path) else (401,)
     responses = {status: _good(operation, meaning) for status, meaning in good.items()}
-    responses |= {status: _refusal(status, operation.error) for status in (*operation.refusals, *keyless)}
+    responses |= {
+        status: _refusal(status, operation.error) for status in (*operation.refusals, *keyless)
+    }
     return {str(status): responses[status] for status in sorted(responses)}
 
 
