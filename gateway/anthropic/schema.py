@@ -3,27 +3,41 @@ within messages, tools and blocks is checked where it is translated."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from pagemesh.gateway.anthropic.messages import ROLES
 from pagemesh.gateway.openai.limits import (
     CacheSalt,
     Int32,
     Int64,
-    Messages,
     Positive,
     Seconds,
     ShareAboveZero,
     Temperature,
     TopK,
 )
+from pagemesh.gateway.openai.messages import MAX_MESSAGES
 
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "container": (),
     "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
 }
+_BLOCK: Final = {
+    "type": "object",
+    "properties": {"type": {"type": "string"}},
+    "required": ["type"],
+}
+_CONTENT: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
+_MESSAGE: Final = {
+    "properties": {"role": {"enum": list(ROLES)}, "content": _CONTENT},
+    "required": ["role", "content"],
+}
+Message = Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]
+_SIZE: Final = {"minItems": 1, "maxItems": MAX_MESSAGES}
+Messages = Annotated[list[Message], Meta(extra_json_schema=_SIZE)]
 
 
 class CountTokensRequest(Struct, kw_only=True):
