@@ -27,7 +27,9 @@ from pagemesh.gateway.openai.chat import ChatEndpoint
 from pagemesh.gateway.openai.completions import CompletionsEndpoint
 from pagemesh.gateway.openai.errors import error_body, error_response, from_http
 from pagemesh.gateway.openai.models import ModelsEndpoint
+from pagemesh.gateway.openai.render import RenderEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
+from pagemesh.gateway.openai.tokens_out import TokensEndpoint
 from pagemesh.gateway.parting import Parting
 from pagemesh.shared.access import Access
 from pagemesh.shared.errors import RequestError
@@ -44,10 +46,15 @@ def api_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
     """`operations.py` describes each: a test tells of one that it leaves out."""
     models, tokens = ModelsEndpoint(backend), TokenizeEndpoint(backend)
     messages = MessagesEndpoint(backend)
+    chat, completions = ChatEndpoint(backend), CompletionsEndpoint(backend)
+    render = RenderEndpoint(backend, chat.job, completions.job)
     one_model = [web.get(f"{base}/models/{{model:.+}}", models.one_model) for base in ("", "/v1")]
     return [
-        *_spelled("POST", "/chat/completions", ChatEndpoint(backend).handle),
-        *_spelled("POST", "/completions", CompletionsEndpoint(backend).handle),
+        *_spelled("POST", "/chat/completions", chat.handle),
+        *_spelled("POST", "/chat/completions/render", render.chat),
+        *_spelled("POST", "/completions", completions.handle),
+        *_spelled("POST", "/completions/render", render.completions),
+        web.post("/inference/v1/generate", TokensEndpoint(backend).handle),
         *_spelled("POST", "/messages", messages.create),
         *_spelled("POST", "/messages/count_tokens", messages.count_tokens),
         *_spelled("GET", "/models", models.list_models),

@@ -22,10 +22,15 @@ def speaks_anthropic(request: web.BaseRequest) -> bool:
     return request.path.startswith(MESSAGES)
 
 
+def is_sane_id(given: str) -> bool:
+    """Whether an id of a client's is fit to be logged and echoed."""
+    return _SANE_ID.fullmatch(given) is not None
+
+
 def choose_request_id(request: web.BaseRequest) -> str:
     """The client's own X-Request-Id when it is fit to be logged and echoed, else a new one."""
     given = request.headers.get("X-Request-Id", "")
-    return given if _SANE_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
+    return given if is_sane_id(given) else f"req_{os.urandom(16).hex()}"
 
 
 def common_headers(request: web.BaseRequest) -> dict[str, str]:

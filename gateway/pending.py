@@ -15,10 +15,15 @@ from pagemesh.shared.messages import (
     Detokenize,
     Detokenized,
     Generate,
+    Render,
+    Rendered,
     Tokenize,
     Tokenized,
 )
 from pagemesh.shared.wire import Message
+
+Question = Tokenize | Detokenize | Render
+Reply = Tokenized | Detokenized | Rendered
 
 
 class Pending(Protocol):
@@ -157,24 +162,22 @@ def _why_lost(delta: Delta) -> RequestError:
 class PendingCall:
     """One question with one answer."""
 
-    def __init__(self, question: Tokenize | Detokenize) -> None:
+    def __init__(self, question: Question) -> None:
         self.request_id = question.request_id
         self.model = question.model
         self.link: str | None = None
         self.fruitless_losses = 0
-        self.answer: asyncio.Future[Tokenized | Detokenized] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self.answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._question = question
 
-    def frame(self) -> Tokenize | Detokenize:
+    def frame(self) -> Question:
         return self._question
 
     def link_lost(self) -> None:
         """Asking twice is harmless."""
         self.fruitless_losses += 1
 
-    def resolve(self, answer: Tokenized | Detokenized) -> None:
+    def resolve(self, answer: Reply) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
 

@@ -20,7 +20,7 @@ from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.parting import LAST_REQUEST
-from pagemesh.gateway.pending import Pending, PendingCall, PendingGeneration
+from pagemesh.gateway.pending import Pending, PendingCall, PendingGeneration, Question, Reply
 from pagemesh.shared.errors import SHUTTING_DOWN, LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import (
@@ -28,12 +28,11 @@ from pagemesh.shared.messages import (
     Cancel,
     Delta,
     Deltas,
-    Detokenize,
     Detokenized,
     Engines,
     Failed,
     Generate,
-    Tokenize,
+    Rendered,
     Tokenized,
     WireError,
 )
@@ -88,7 +87,7 @@ class Upstream:
                 self._abandon(entry)
             self._end()
 
-    async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
+    async def ask(self, question: Question) -> Reply:
         """The answer to one question. Raises the RequestError it was refused with.
 
         Whoever stops waiting cancels the question.
@@ -162,7 +161,7 @@ class Upstream:
                 entry = self._entry(link, request_id)
                 if entry is not None:
                     self._fail(entry, error)
-            case Tokenized() | Detokenized():
+            case Tokenized() | Detokenized() | Rendered():
                 entry = self._entry(link, message.request_id)
                 if isinstance(entry, PendingCall):
                     self._leave(entry)

@@ -4,8 +4,8 @@ tokenizer services tell each other. Those of the engines are in `engine_messages
 A message is a NamedTuple; `wire` makes frames of them. Integer arrays travel as little-endian int32
 bytes, float arrays as little-endian float32 bytes.
 
-Direction: gateway ─ Generate, Cancel, Tokenize, Detokenize → tokenizer ─ Submit, End → scheduler
-─ Step → worker, and back up StepResult → Tokens, Lost → Accepted, Deltas, Failed.
+Direction: gateway ─ Generate, Cancel, Tokenize, Detokenize, Render → tokenizer ─ Submit, End →
+scheduler ─ Step → worker, and back up StepResult → Tokens, Lost → Accepted, Deltas, Failed.
 """
 
 from __future__ import annotations
@@ -187,6 +187,20 @@ class Detokenize(NamedTuple):
     token_ids: bytes
 
 
+class Render(NamedTuple):
+    """What would be made of `generate`? It is checked and encoded, and goes to no engine."""
+
+    generate: Generate
+
+    @property
+    def request_id(self) -> str:
+        return self.generate.request_id
+
+    @property
+    def model(self) -> str:
+        return self.generate.model
+
+
 class Accepted(NamedTuple):
     """The prompt passed every check and is on its way to an engine. `in_reasoning`: it ends with
     the tag that opens the model's reasoning."""
@@ -263,6 +277,15 @@ class Tokenized(NamedTuple):
     token_ids: bytes
     token_strs: list[str] | None
     max_model_len: int
+
+
+class Rendered(NamedTuple):
+    """The prompt as an engine would get it. `params.max_tokens` is known."""
+
+    request_id: str
+    prompt_ids: bytes
+    prompt_text: str
+    params: SamplingParams
 
 
 class Detokenized(NamedTuple):

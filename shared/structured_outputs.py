@@ -9,7 +9,7 @@ import msgspec
 Notation = Literal["choice", "regex", "grammar", "json_schema"]
 
 _ANY_OBJECT: Final = '{"type": "object"}'
-_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
+KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -37,10 +37,10 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, array_l
             # A frozen struct may still normalise its own fields while it is being built.
             text = msgspec.json.encode(self.json).decode()
             msgspec.structs.force_setattr(self, "json", text)
-        given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
+        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
         if len(given) != 1:
             raise ValueError(
-                f"structured_outputs takes exactly one of {', '.join(_KINDS)}, "
+                f"structured_outputs takes exactly one of {', '.join(KINDS)}, "
                 f"got {' and '.join(given) or 'none'}"
             )
         if self.choice is not None and not (self.choice and all(self.choice)):

@@ -34,6 +34,8 @@ from pagemesh.shared.messages import (
     Generate,
     Hello,
     Refused,
+    Render,
+    Rendered,
     Tokenize,
     Tokenized,
 )
@@ -65,6 +67,8 @@ Message = (
     | NeedSnapshot
     | Echo
     | CachedBlocks
+    | Render
+    | Rendered
 )
 
 _TYPES: Final[tuple[type[Any], ...]] = Message.__args__

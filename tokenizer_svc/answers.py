@@ -1,4 +1,4 @@
-"""Tokenize and Detokenize as they come from gateways: asked, cancelled, answered."""
+"""Questions as they come from gateways: asked, cancelled, answered."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from pagemesh.shared.messages import Detokenize, ModelCard, Tokenize
+from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import (
+    Detokenize,
+    Detokenized,
+    ModelCard,
+    Render,
+    Rendered,
+    Tokenize,
+    Tokenized,
+)
 from pagemesh.tokenizer_svc.encoder_pool import EncoderPool
 from pagemesh.tokenizer_svc.outbox import Outbox
-from pagemesh.tokenizer_svc.questions import answer_to
+from pagemesh.tokenizer_svc.questions import answer_to, rendered
 from pagemesh.tokenizer_svc.tasks import Tasks
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 MAX_THREADS: Final = 2
 
-Question = Tokenize | Detokenize
+Question = Tokenize | Detokenize | Render
 
 
 class Answers:
@@ -68,10 +77,17 @@ class Answers:
 
     async def _answer(self, outbox: Outbox, question: Question) -> None:
         try:
-            model = self._find_model(question.model)
-            card = self._known_card(question.model)
-            max_model_len = card.max_model_len if card else model.prepared.max_position_tokens
-            outbox.send(await self._pool.run(answer_to, model, question, max_model_len))
+            outbox.send(await self._reply(question))
         except Exception as error:
             self._refuse(outbox, question.request_id, error)
         self._asked.pop((outbox, question.request_id), None)
+
+    async def _reply(self, question: Question) -> Tokenized | Detokenized | Rendered:
+        model = self._find_model(question.model)
+        card = self._known_card(question.model)
+        if isinstance(question, Render):
+            if card is None:
+                raise RequestError("no engine of this model is alive", status=503)
+            return await self._pool.run(rendered, model, question, card)
+        max_model_len = card.max_model_len if card else model.prepared.max_position_tokens
+        return await self._pool.run(answer_to, model, question, max_model_len)

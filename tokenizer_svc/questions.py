@@ -1,9 +1,18 @@
-"""Answers to Tokenize and Detokenize: pure, and slow enough for a thread of their own."""
+"""Answers to what is asked beside generations: pure, and slow enough for a thread of their own."""
 
 from __future__ import annotations
 
-from pagemesh.shared.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from pagemesh.shared.messages import (
+    Detokenize,
+    Detokenized,
+    ModelCard,
+    Render,
+    Rendered,
+    Tokenize,
+    Tokenized,
+)
 from pagemesh.shared.wire import pack_ids
+from pagemesh.tokenizer_svc.admission import prepare_request
 from pagemesh.tokenizer_svc.checks import check_question, param_of
 from pagemesh.tokenizer_svc.text_model import TextModel
 
@@ -33,3 +42,10 @@ def detokenized(model: TextModel, question: Detokenize, max_model_len: int) -> D
     check_question(len(question.token_ids) // 4, max_model_len, param="tokens")
     ids = model.checked_ids(question.token_ids, param="tokens")
     return Detokenized(question.request_id, model.decode(ids, skip_special_tokens=False))
+
+
+def rendered(model: TextModel, question: Render, card: ModelCard) -> Rendered:
+    """`card` is of the model's engines. Raises RequestError as the generation would."""
+    prepared = prepare_request(model, question.generate, card)
+    text = prepared.prompt_text or ""
+    return Rendered(question.request_id, prepared.prompt_ids, text, prepared.params)

@@ -21,6 +21,7 @@ from pagemesh.shared.messages import (
     Failed,
     Generate,
     ModelCard,
+    Render,
     Tokenize,
 )
 from pagemesh.shared.metrics import EngineCollector
@@ -161,7 +162,7 @@ class TokenizerService:
                 if request is not None and request.outbox is outbox:
                     self._delivery.abort(request_id)
                 self._answers.cancel(outbox, request_id)
-            case Tokenize() | Detokenize():
+            case Tokenize() | Detokenize() | Render():
                 self._answers.ask(outbox, message)
             case _:
                 _warn_unexpected(outbox.link, message)

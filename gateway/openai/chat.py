@@ -33,14 +33,19 @@ class ChatEndpoint:
         self._reader = BodyReader(decoder, backend.offload, self._on_unknown)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        job = await self.job(request)
+        kind = ParsedChatAnswer if job.keeps_marks else ChatAnswer
+        return await respond(self._backend, request, job, partial(kind, job))
+
+    async def job(self, request: web.Request) -> Job:
+        """What the request asks for. Raises RequestError."""
         raw = await request.read()
         body = await self._reader.read(raw)
         served = self._backend.router.resolve(body.model, split_key(request, body))
         job = await self._backend.offload.run(len(raw), chat_job, body, served, new_id("chatcmpl"))
         for name in unknown_fields(job.prompts[0].messages or []):
             self._on_unknown(f"messages.{name}")
-        kind = ParsedChatAnswer if job.keeps_marks else ChatAnswer
-        return await respond(self._backend, request, job, partial(kind, job))
+        return job
 
 
 def chat_job(body: ChatRequest, served: ServedModel, answer_id: str) -> Job:

@@ -34,12 +34,16 @@ class CompletionsEndpoint:
         self._reader = BodyReader(decoder, backend.offload, on_unknown)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        job = await self.job(request)
+        answer_of = partial(CompletionAnswer, self._backend, job)
+        return await respond(self._backend, request, job, answer_of)
+
+    async def job(self, request: web.Request) -> Job:
+        """What the request asks for. Raises RequestError."""
         raw = await request.read()
         body = await self._reader.read(raw, self._id_limit())
         served = self._backend.router.resolve(body.model, split_key(request, body))
-        job = await self._backend.offload.run(len(raw), _job, body, served)
-        answer_of = partial(CompletionAnswer, self._backend, job)
-        return await respond(self._backend, request, job, answer_of)
+        return await self._backend.offload.run(len(raw), completion_job, body, served)
 
     def _id_limit(self) -> IdLimit | None:
         """The longest context there is; the model's own is checked once its name is known."""
@@ -47,7 +51,8 @@ class CompletionsEndpoint:
         return None if longest_tokens is None else IdLimit("prompt", longest_tokens, check_id_lists)
 
 
-def _job(body: CompletionRequest, served: ServedModel) -> Job:
+def completion_job(body: CompletionRequest, served: ServedModel) -> Job:
+    """Raises RequestError (400) naming the field at fault."""
     special = body.add_special_tokens is not False
     params = completion_params(body, served.card)
     prompts = completion_prompts(body.prompt, served.card, add_special_tokens=special)

@@ -103,6 +103,20 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: Logprobs | None = None
 
 
+class GenerateRequest(Struct, kw_only=True):
+    """vLLM's tokens in, tokens out. `sampling_params`: fields of completions."""
+
+    token_ids: list[TokenId]
+    sampling_params: dict[str, Any] | None = None
+    request_id: str | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Int32 | None = None
+    timeout: Seconds | None = None
+
+
 class TokenizeRequest(Struct, kw_only=True):
     """Exactly one of `prompt` and `messages`."""
 

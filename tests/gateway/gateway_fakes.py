@@ -33,6 +33,8 @@ from pagemesh.shared.messages import (
     Hello,
     ModelCard,
     Prompt,
+    Render,
+    Rendered,
     Tokenize,
     Tokenized,
     TokenLogprob,
@@ -188,6 +190,10 @@ class FakeTokenizer:
                 ids = prompt_ids(prompt)
                 strs = [token_text(i) for i in ids] if want_strs else None
                 link.send(Tokenized(request_id, pack_ids(ids), strs, MAX_MODEL_LEN))
+            case Render(generate):
+                ids = pack_ids(prompt_ids(generate.prompt))
+                text = "".join(map(token_text, unpack_ids(ids)))
+                link.send(Rendered(generate.request_id, ids, text, generate.params))
             case Detokenize(request_id, _, ids):
                 link.send(Detokenized(request_id, "".join(map(token_text, unpack_ids(ids)))))
 
