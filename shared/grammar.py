@@ -3,16 +3,18 @@ where tokens are drawn. Imported by the services that hold no torch, or no text,
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from pagemesh.shared.errors import PagemeshError, StartupError
-from pagemesh.shared.structured_outputs import StructuredOutputsParams
+from pagemesh.shared.structured_outputs import Notation, StructuredOutputsParams
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 # A rule that needs more is refused: a request must not hold a service for seconds.
+_KEPT_RULES: Final = 32
 _LIMITS: Final = LLParserLimits(max_grammar_size=500_000, step_lexer_fuel=500_000)
 
 
@@ -47,26 +49,45 @@ class GrammarVocabulary:
 
         Some rules take minutes or end the process: see the tokenizer service's rule_process.
         """
-        fault = LLMatcher.validate_grammar(_grammar(rule), self.tokenizer, limits=_LIMITS)
+        fault = LLMatcher.validate_grammar(
+            _grammar(*rule.notation_and_text), self.tokenizer, limits=_LIMITS
+        )
         if fault:
             raise GrammarError(fault.strip().partition("\n\n")[0])
-        self.matcher(rule).require_a_beginning()
+        self.compiled(*rule.notation_and_text)
+
+    def compiled(self, notation: Notation, text: str) -> LLMatcher:
+        """A matcher that knows already what may come first. Raises GrammarError, also for a rule
+        that lets nothing begin."""
+        core = LLMatcher(self.tokenizer, _grammar(notation, text), log_level=0, limits=_LIMITS)
+        if not core.is_error():
+            core.compute_bitmask()
+        _require_health(core)
+        return core
+
+
+class Rules:
+    """Rules over a vocabulary; those used last are kept as they were compiled, since many requests
+    come with the same ones. Used by one thread."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self._compiled = lru_cache(_KEPT_RULES)(vocabulary.compiled)
 
     def matcher(self, rule: StructuredOutputsParams) -> Matcher:
         """Raises GrammarError."""
-        return Matcher(self, rule)
+        return Matcher(self._compiled(*rule.notation_and_text).deep_copy(), rule)
 
 
 class Matcher:
     """How far one answer has followed its rule."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, rule: StructuredOutputsParams) -> None:
+    def __init__(self, core: LLMatcher, rule: StructuredOutputsParams) -> None:
+        """`core` is nobody else's."""
         self.opened_by = rule.opened_by
         """The token that may come instead of what the rule allows, while nothing has come."""
         self._closed_by = rule.begins_after if rule.opened_by is None else None
         self._rule = rule
-        self.core = LLMatcher(vocabulary.tokenizer, _grammar(rule), log_level=0, limits=_LIMITS)
-        self._require_health()
+        self.core = core
 
     @property
     def is_free(self) -> bool:
@@ -80,8 +101,8 @@ class Matcher:
 
     @property
     def fault(self) -> str | None:
-        """Why it can go no further, if so. What follows the first line is its inner state."""
-        return str(self.core.get_error()).partition("\n")[0] if self.core.is_error() else None
+        """Why it can go no further, if so."""
+        return _fault(self.core)
 
     def takes(self, token: int) -> bool:
         """Whether `token`, which comes next, is one for the rule. What follows an end is not: steps
@@ -96,26 +117,32 @@ class Matcher:
             return False
         return not self.is_done
 
+    def advance(self, token: int) -> None:
+        """One that the rule does not allow leaves a fault."""
+        if self.takes(token):
+            self.core.consume_token(token)
+
     def consume(self, tokens: list[int]) -> None:
         """Raises GrammarError for a token that the rule does not allow."""
         for token in tokens:
-            if self.takes(token):
-                self.core.consume_token(token)
-        self._require_health()
-
-    def require_a_beginning(self) -> None:
-        """Raises GrammarError if no token may come next."""
-        self.core.compute_bitmask()
-        self._require_health()
-
-    def _require_health(self) -> None:
-        if self.fault is not None:
-            raise GrammarError(self.fault)
+            self.advance(token)
+        _require_health(self.core)
 
 
-def _grammar(rule: StructuredOutputsParams) -> str:
+def _fault(core: LLMatcher) -> str | None:
+    """What follows the first line is its inner state."""
+    return str(core.get_error()).partition("\n")[0] if core.is_error() else None
+
+
+def _require_health(core: LLMatcher) -> None:
+    fault = _fault(core)
+    if fault is not None:
+        raise GrammarError(fault)
+
+
+def _grammar(notation: Notation, text: str) -> str:
     """Raises GrammarError for what is no text of its notation."""
     try:
-        return str(grammar_from(*rule.notation_and_text))
+        return str(grammar_from(notation, text))
     except Exception as error:  # llguidance raises what its parsers of each notation raise
         raise GrammarError(str(error)) from error

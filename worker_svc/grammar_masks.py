@@ -7,38 +7,35 @@ from typing import Final
 
 import numpy as np
 from llguidance import LLExecutor
-from llguidance.numpy import (
-    consume_token_par,
-    fill_next_token_bitmask,
-    fill_next_token_bitmask_par,
-)
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
 from pagemesh.shared.grammar import Matcher
 
 MASK_BITS: Final = 32
-_MAX_THREADS: Final = 16
+# More of them wake each other for longer than they work.
+_MAX_THREADS: Final = 4
 
 
-class RuleThreads:
-    """Owner of the threads that follow the rules of a batch."""
+def mask_words(vocab_tokens: int) -> int:
+    return -(-vocab_tokens // MASK_BITS)
 
-    def __init__(self, vocab_tokens: int) -> None:
-        self._words = -(-vocab_tokens // MASK_BITS)
+
+class MaskThreads:
+    """Owner of the threads that find out what the rules of a batch allow."""
+
+    def __init__(self) -> None:
         self._threads = LLExecutor(num_threads=min(_MAX_THREADS, len(os.sched_getaffinity(0))))
 
-    def advance(self, matchers: list[Matcher], tokens: list[int]) -> None:
-        """Each takes a token. One that must not have it is in error after that."""
-        pairs = zip(matchers, tokens, strict=True)
-        taking = [(each.core, token) for each, token in pairs if each.takes(token)]
-        if taking:
-            consume_token_par(self._threads, taking)
-
-    def masks(self, matchers: list[Matcher]) -> NDArray[np.int32]:
-        """int32[N, ceil(V / 32)]: bit i of word w allows token 32 w + i. A matcher for which there
-        is no mask is in error after that."""
-        masks = np.full((len(matchers), self._words), -1, np.int32)
-        begun = [(each.core, row) for row, each in enumerate(matchers) if not each.is_free]
+    def fill(self, matchers: list[Matcher], masks: NDArray[np.int32]) -> None:
+        """int32[N, ceil(V / 32)], contiguous: bit i of word w allows token 32 w + i. A matcher for
+        which there is no mask is in error after that, and its row holds anything."""
+        begun = []
+        for row, each in enumerate(matchers):
+            if each.is_free:
+                masks[row] = -1
+            else:
+                begun.append((each.core, row))
         if len(begun) == 1:
             fill_next_token_bitmask(begun[0][0], masks, begun[0][1])
         elif begun:
@@ -47,7 +44,6 @@ class RuleThreads:
             if each.opened_by is not None:
                 word, bit = divmod(each.opened_by, MASK_BITS)
                 masks.view(np.uint32)[row, word] |= np.uint32(1 << bit)
-        return masks
 
 
 def banned_tokens(mask: NDArray[np.int32], vocab_tokens: int) -> NDArray[np.int64]:

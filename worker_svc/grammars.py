@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.shared.errors import PagemeshError
-from pagemesh.shared.grammar import GrammarError, GrammarVocabulary, Matcher
+from pagemesh.shared.grammar import GrammarError, GrammarVocabulary, Matcher, Rules
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.worker_svc.batch import Ints
-from pagemesh.worker_svc.grammar_masks import RuleThreads
+from pagemesh.worker_svc.grammar_masks import MaskThreads, mask_words
 
 
 class RuleBroken(PagemeshError):
@@ -34,9 +34,9 @@ class Grammars:
     def __init__(self, load_vocabulary: Callable[[], GrammarVocabulary], vocab_tokens: int) -> None:
         """`load_vocabulary` is called for the first rule."""
         self._load = load_vocabulary
-        self._vocabulary: GrammarVocabulary | None = None
-        self._threads: RuleThreads | None = None
-        self._vocab_tokens = vocab_tokens
+        self._rules: Rules | None = None
+        self._threads: MaskThreads | None = None
+        self._mask_words = mask_words(vocab_tokens)
         self._matchers: dict[int, Matcher] = {}
         self._faults: dict[int, str] = {}
 
@@ -48,7 +48,7 @@ class Grammars:
         """A request enters the slot, with the tokens it generated elsewhere or before."""
         self.leave(slot)
         try:
-            matcher = self._known_vocabulary().matcher(rule)
+            matcher = self._known_rules().matcher(rule)
             matcher.consume(generated)
         except PagemeshError as error:
             self._faults[slot] = str(error)
@@ -74,24 +74,34 @@ class Grammars:
         return [self._matchers[slot] for slot in slots.tolist()]
 
     def advance(self, matchers: list[Matcher], tokens: list[int]) -> None:
-        """One token was sampled for each; they may have left their slots meanwhile."""
-        self._known_threads().advance(matchers, tokens)
+        """One token was sampled for each; they may have left their slots meanwhile. One that must
+        not have its token is in error after that."""
+        for matcher, token in zip(matchers, tokens, strict=True):
+            matcher.advance(token)
 
     def is_done(self, slot: int) -> bool:
         return slot in self._matchers and self._matchers[slot].is_done
 
     def masks(self, slots: Ints) -> NDArray[np.int32]:
-        """int32[N, ceil(V / 32)], see RuleThreads. Raises RuleBroken."""
-        masks = self._known_threads().masks(self.matchers(slots))
-        self.matchers(slots)  # once more: making a mask may show that there is none
+        """int32[N, ceil(V / 32)], see `MaskThreads.fill`. Raises RuleBroken."""
+        masks = np.empty(self.mask_shape(slots), np.int32)
+        self.fill_masks(slots, masks)
         return masks
 
-    def _known_vocabulary(self) -> GrammarVocabulary:
-        if self._vocabulary is None:
-            self._vocabulary = self._load()
-        return self._vocabulary
+    def mask_shape(self, slots: Ints) -> tuple[int, int]:
+        return len(slots), self._mask_words
 
-    def _known_threads(self) -> RuleThreads:
+    def fill_masks(self, slots: Ints, masks: NDArray[np.int32]) -> None:
+        """`masks`, of `mask_shape`, need not hold anything. Raises RuleBroken."""
+        self._known_threads().fill(self.matchers(slots), masks)
+        self.matchers(slots)  # once more: making a mask may show that there is none
+
+    def _known_rules(self) -> Rules:
+        if self._rules is None:
+            self._rules = Rules(self._load())
+        return self._rules
+
+    def _known_threads(self) -> MaskThreads:
         if self._threads is None:
-            self._threads = RuleThreads(self._vocab_tokens)
+            self._threads = MaskThreads()
         return self._threads

@@ -24,7 +24,7 @@ from pagemesh.kernels.rope_store import rope_store
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.worker_svc.books import new_batch
 from pagemesh.worker_svc.cpu_executor import CPUExecutor
-from pagemesh.worker_svc.gpu import decode_rows, staging, step_words
+from pagemesh.worker_svc.gpu import decode_rows, ruled_rows, staging, step_words
 from pagemesh.worker_svc.gpu import decoder as decoder_module
 from pagemesh.worker_svc.gpu import executor as executor_module
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
@@ -108,7 +108,7 @@ def act_out(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
             tensor = torch.empty(n_words, dtype=torch.int32)
             return tensor, tensor.numpy()
 
-        for module in (staging, step_words, decode_rows):
+        for module in (staging, step_words, decode_rows, ruled_rows):
             monkeypatch.setattr(module, "pinned", plain)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
         monkeypatch.setattr(executor_module, "CopyOut", LateCopies)

@@ -100,7 +100,7 @@ class GPUExecutor:
             grammars=grammars,
         )
         self._sampler = GPUSampler(self._sampling)
-        self._ruled = RuledRows(self._sampling)
+        self._ruled = RuledRows(self._sampling, device)
         self._copy_out = CopyOut(device)
         most_tokens = max(max_step_tokens, n_slots)
         # One row more, for padding tokens.

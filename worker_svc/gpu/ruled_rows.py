@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pagemesh.shared.grammar import Matcher
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.executor import Computed
 from pagemesh.worker_svc.gpu.sampler import RowMasks
+from pagemesh.worker_svc.gpu.staging import pinned
 from pagemesh.worker_svc.sampling_state import RULED, HostSamplingState
 
 
@@ -25,8 +28,9 @@ class _Awaited(NamedTuple):
 class RuledRows:
     """Follows what was sampled for rows with rules. Steps without such rows cost nothing here."""
 
-    def __init__(self, state: HostSamplingState) -> None:
+    def __init__(self, state: HostSamplingState, device: torch.device) -> None:
         self._state = state
+        self._device = device
         self._awaited: list[_Awaited] = []
 
     def masks(self, slots: Ints) -> RowMasks | None:
@@ -39,7 +43,7 @@ class RuledRows:
         if len(rows) == 0:
             return None
         self._catch_up()
-        return RowMasks(rows, self._state.grammars.masks(slots[rows]))
+        return RowMasks(rows, self._masks(slots[rows]))
 
     def sampled(self, slots: Ints, computed: Computed) -> None:
         """A step that samples for `slots` was launched."""
@@ -47,6 +51,14 @@ class RuledRows:
         if len(rows) > 0:
             matchers = self._state.grammars.matchers(slots[rows])
             self._awaited.append(_Awaited(rows, matchers, computed))
+
+    def _masks(self, slots: Ints) -> Tensor:
+        """Filled where the device copies them from: a row is as wide as the vocabulary."""
+        grammars = self._state.grammars
+        n_rows, n_words = grammars.mask_shape(slots)
+        tensor, words = pinned(n_rows * n_words)
+        grammars.fill_masks(slots, words.reshape(n_rows, n_words))
+        return tensor.view(n_rows, n_words).to(self._device, non_blocking=True)
 
     def _ruled(self, slots: Ints) -> Ints:
         return np.flatnonzero(self._state.needs[slots] & RULED)

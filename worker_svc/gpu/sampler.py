@@ -6,7 +6,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pagemesh.kernels.gpu.grammar_mask import apply_masks
@@ -17,7 +16,7 @@ from pagemesh.kernels.gpu.sampling import SampledTokens, sample_rows
 from pagemesh.kernels.logprobs import Logprobs
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
-from pagemesh.worker_svc.grammar_masks import MASK_BITS
+from pagemesh.worker_svc.grammar_masks import mask_words
 from pagemesh.worker_svc.sampling_state import (
     ADJUSTED,
     FILTERED,
@@ -39,10 +38,11 @@ class HostRows(NamedTuple):
 
 
 class RowMasks(NamedTuple):
-    """What the rules of int64[G] of a step's rows allow: int32[G, ceil(V / 32)] bits."""
+    """What the rules of int64[G] of a step's rows allow: int32[G, ceil(V / 32)] bits, on the
+    device."""
 
     rows: Ints
-    masks: NDArray[np.int32]
+    masks: Tensor
 
 
 class GPUSampled(NamedTuple):
@@ -124,12 +124,12 @@ class GPUSampler:
 
     def launch_mask(self, logits: Tensor) -> None:
         """What rows with rules add to a step, on [1, V] logits that nobody reads."""
-        words = np.full((1, -(-logits.shape[1] // MASK_BITS)), -1, np.int32)
+        words = logits.new_full((1, mask_words(logits.shape[1])), -1, dtype=torch.int32)
         self._mask(widen(logits), RowMasks(np.zeros(1, np.int64), words))
 
     def _mask(self, wide: Tensor, allowed: RowMasks) -> None:
         rows = upload(allowed.rows.astype(np.int32), wide.device)
-        apply_masks(wide, rows, upload(allowed.masks, wide.device))
+        apply_masks(wide, rows, allowed.masks)
 
     def _edit(
         self, logits: Tensor, host: HostRows, rows: SamplingRows, allowed: RowMasks | None
