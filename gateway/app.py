@@ -23,9 +23,11 @@ from pagemesh.gateway.headers import (
     speaks_anthropic,
 )
 from pagemesh.gateway.metrics import GatewayMetrics
+from pagemesh.gateway.openai.batches import BatchesEndpoint
 from pagemesh.gateway.openai.chat import ChatEndpoint
 from pagemesh.gateway.openai.completions import CompletionsEndpoint
 from pagemesh.gateway.openai.errors import error_body, error_response, from_http
+from pagemesh.gateway.openai.files import FilesEndpoint
 from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.render import RenderEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
@@ -64,6 +66,20 @@ def api_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
         *_spelled("GET", "/version", models.show_version),
         *_admin_routes(backend),
         *_docs_routes(access),
+    ]
+
+
+def file_routes(files: FilesEndpoint, batches: BatchesEndpoint) -> list[web.RouteDef]:
+    return [
+        *_spelled("POST", "/files", files.create),
+        *_spelled("GET", "/files", files.list_files),
+        *_spelled("GET", "/files/{file_id}", files.retrieve),
+        *_spelled("GET", "/files/{file_id}/content", files.content),
+        *_spelled("DELETE", "/files/{file_id}", files.delete),
+        *_spelled("POST", "/batches", batches.create),
+        *_spelled("GET", "/batches", batches.list_batches),
+        *_spelled("GET", "/batches/{batch_id}", batches.retrieve),
+        *_spelled("POST", "/batches/{batch_id}/cancel", batches.cancel),
     ]
 
 

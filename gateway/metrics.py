@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from pagemesh.gateway.request_metrics import RequestMetrics
 from pagemesh.shared.distribution import Histogram, Observations
@@ -62,6 +62,11 @@ class GatewayMetrics:
             "pagemesh_route_targets_passed_over",
             "Requests that a split would have given to a model without an engine",
             ["route", "target"],
+            registry=registry,
+        )
+        self.batches_running = Gauge(
+            "pagemesh_batches_running",
+            "Batches whose leases this gateway holds",
             registry=registry,
         )
         self._route_labels: set[tuple[str, str]] = set()

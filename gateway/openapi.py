@@ -16,6 +16,7 @@ from pagemesh.shared.access import Access
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 TEXT: Final = "text/plain"
+FORM: Final = "multipart/form-data"
 # What a request may come to that goes to an engine.
 GENERATES: Final = (400, 404, 413, 429, 503, 504)
 

@@ -7,13 +7,21 @@ from typing import Final
 from pagemesh.gateway.admin import RouteChanges, WholeRoute
 from pagemesh.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from pagemesh.gateway.openai.schema import (
+    BatchRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    FileForm,
     GenerateRequest,
     TokenizeRequest,
 )
-from pagemesh.gateway.openapi import EVENTS, GENERATES, JSON, TEXT, Operation
+from pagemesh.gateway.openapi import EVENTS, FORM, GENERATES, JSON, TEXT, Operation
+
+_PAGE: Final = {
+    "after": "Begin after this id",
+    "limit": "Most entries",
+    "order": "asc or desc, by creation",
+}
 
 OPERATIONS: Final = (
     Operation(
@@ -107,6 +115,75 @@ OPERATIONS: Final = (
         request=DetokenizeRequest,
         answer="The text",
         refusals=GENERATES,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/files",
+        summary="Keep a file",
+        request=FileForm,
+        takes=FORM,
+        answer="The file",
+        refusals=(400, 413, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files",
+        summary="List the files of this key",
+        answer="A page of files",
+        refusals=(400, 503),
+        query={**_PAGE, "purpose": "Only those of this purpose"},
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files/{file_id}",
+        summary="Show one file",
+        answer="The file",
+        refusals=(404, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/files/{file_id}/content",
+        summary="Fetch what is in a file",
+        answer="Its bytes",
+        answers=("application/octet-stream",),
+        refusals=(404, 503),
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/files/{file_id}",
+        summary="Delete a file",
+        answer="Its id",
+        refusals=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/batches",
+        summary="Run the requests of a file when there is room",
+        request=BatchRequest,
+        answer="The batch",
+        refusals=(400, 404, 413, 429, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/batches",
+        summary="List the batches of this key",
+        answer="A page of batches",
+        refusals=(400, 503),
+        query=_PAGE,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/batches/{batch_id}",
+        summary="Show one batch",
+        answer="The batch",
+        refusals=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/batches/{batch_id}/cancel",
+        summary="Stop a batch; what is answered stays",
+        answer="The batch",
+        refusals=(400, 404, 503),
     ),
     Operation(
         method="GET",

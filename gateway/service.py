@@ -18,6 +18,7 @@ from pagemesh.gateway.app import (
     word_errors,
 )
 from pagemesh.gateway.backend import Backend
+from pagemesh.gateway.batches.service import BatchService
 from pagemesh.gateway.desired_workers import DesiredWorkers
 from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.keepalive import KeepAlive
@@ -70,6 +71,8 @@ class GatewayService:
             seeds=Seeds(gateway.seed),
             offload=Offload(),
         )
+        self._routes = api_routes(self.backend, client_access(gateway))
+        self._batches = BatchService(runtime, self.backend, self._routes)
         self.middlewares: tuple[Middleware, ...] = (counting(metrics, self._parting),)
         self._runtime = runtime
         self._leaving = False
@@ -80,7 +83,7 @@ class GatewayService:
         runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
 
     def routes(self) -> list[web.RouteDef]:
-        return api_routes(self.backend, client_access(self._runtime.settings.gateway))
+        return [*self._routes, *self._batches.routes()]
 
     def not_ready(self) -> str | None:
         """The link of a frozen process below ends, so its engines leave the directory
@@ -111,6 +114,7 @@ class GatewayService:
                 group.create_task(self.backend.keep_alive.run(), name="keep-alive")
                 group.create_task(self.backend.route_store.run(), name="routes")
                 group.create_task(self._watch_demand(), name="demand")
+                group.create_task(self._batches.run(), name="batches")
         finally:
             self._fail_all()
             self.backend.offload.close()
@@ -129,6 +133,7 @@ class GatewayService:
         """A balancer that has not noticed yet is still answered for drain_notice_s; then until all
         is answered, and whoever was answered lately has had the time to ask again."""
         self._leaving = True
+        await self._batches.stop()
         try:
             await asyncio.sleep(self._runtime.settings.gateway.drain_notice_s)
             self._parting.begin(self._runtime.connections())

@@ -8,13 +8,16 @@ from operator import attrgetter
 
 from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.scheduler_svc.request import OrderKey, Request
+from pagemesh.shared.messages import LAST_PRIORITY
 
 _order = attrgetter("order")
 
 
 def order_key(policy: str, priority: int, arrival_s: float, number: int) -> OrderKey:
-    """First come, first served ignores the priority; under `priority` smaller values go first."""
-    return (priority if policy == "priority" else 0, arrival_s, number)
+    """First come, first served ignores the priority, but for the last one; under `priority` smaller
+    values go first."""
+    counts = policy == "priority" or priority == LAST_PRIORITY
+    return (priority if counts else 0, arrival_s, number)
 
 
 class WaitingQueue:

@@ -10,7 +10,7 @@ scheduler ─ Step → worker, and back up StepResult → Tokens, Lost → Accep
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.step_stats import StepPace, StepStats
@@ -148,6 +148,10 @@ class Prompt(NamedTuple):
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
+
+
+LAST_PRIORITY: Final = 2**31 - 1
+"""Of work that nobody waits for: behind all other, whatever the policy of the queue."""
 
 
 class Generate(NamedTuple):

@@ -181,6 +181,26 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "/admin/routes changes them at run time"
         ),
     ] = {}
+    files_dir: Annotated[
+        str | None,
+        _meta(
+            "Where /v1/files and /v1/batches keep what is theirs: a folder that all gateways "
+            "of the mesh share; default: a folder in cache_dir, of this mesh_name and port"
+        ),
+    ] = None
+    max_file_bytes: Annotated[int, _meta("Largest file that is kept"), Meta(ge=1024)] = 200 * 2**20
+    max_files_bytes: Annotated[
+        int,
+        _meta("Most that the files and batches of one API key may take together"),
+        Meta(ge=1024),
+    ] = 2 * 2**30
+    files_ttl_s: Annotated[
+        float, _meta("How long files and ended batches are kept, at most"), Meta(gt=0)
+    ] = 30 * 24 * 3600.0
+    batch_concurrency: Annotated[
+        Count,
+        _meta("Most requests of batches that one gateway has out; a quarter beside other requests"),
+    ] = 64
     seed: Annotated[
         int | None,
         _meta("Seed of the seeds drawn for requests that bring none; default: random"),

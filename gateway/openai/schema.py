@@ -134,3 +134,24 @@ class TokenizeRequest(Struct, kw_only=True):
 class DetokenizeRequest(Struct, kw_only=True):
     model: str | None = None
     tokens: list[TokenId]
+
+
+class FileForm(Struct, kw_only=True):
+    """The parts of an upload; `file` is the content. `expires_after[anchor]` and
+    `expires_after[seconds]` may stand beside."""
+
+    purpose: str
+    file: bytes
+
+
+class ExpiresAfter(Struct):
+    anchor: str
+    seconds: int
+
+
+class BatchRequest(Struct, kw_only=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None

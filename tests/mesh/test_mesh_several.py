@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import aiohttp
+import openai
 import psutil
 import pytest
 import requests
@@ -26,14 +28,22 @@ pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
 TWO_OF_EACH: Final = ("--gateways", "2", "--tokenizers", "2")
 # A client's sockets are dealt out by a hash, so that many are needed to meet both gateways.
 N_CONNECTIONS: Final = 40
+N_LINES: Final = 24
 
 
 @pytest.fixture(scope="module")
 def mesh(smollm2_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     """Of this module alone, to be hurt."""
     assert smollm2_folder.is_dir()
-    flags = (*SMALL_MESH, *TWO_OF_EACH, "--request-timeout-s", "100")
-    with running_mesh(tmp_path_factory.mktemp("several"), *flags) as running:
+    folder = tmp_path_factory.mktemp("several")
+    flags = (
+        *SMALL_MESH,
+        *TWO_OF_EACH,
+        "--request-timeout-s",
+        "100",
+        *("--files-dir", str(folder), "--batch-concurrency", "4"),
+    )
+    with running_mesh(folder, *flags) as running:
         yield running
 
 
@@ -138,6 +148,53 @@ async def test_a_killed_gateway_costs_its_own_streams_alone(
     in_flight = "pagemesh_tokenizer_requests_in_flight"
     for tokenizer in parts_of(whole_mesh, "tokenizer"):
         wait_until(lambda part=tokenizer: part.total(in_flight) == 0, RECOVERY_S)
+
+
+def test_a_batch_outlives_the_gateway_that_runs_it(whole_mesh: MeshProcess) -> None:
+    lines = [
+        {
+            "custom_id": f"r{i}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {
+                **STORY,
+                "prompt": f"{STORY['prompt']} {i}",
+                "max_tokens": 8,
+                "ignore_eos": True,
+            },
+        }
+        for i in range(N_LINES)
+    ]
+    with openai.OpenAI(base_url=f"{whole_mesh.base_url}/v1", api_key="none") as client:
+        content = "\n".join(map(json.dumps, lines)).encode()
+        file = client.files.create(file=("in.jsonl", content), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+
+        def counts() -> tuple[int, int]:
+            found = client.batches.retrieve(batch.id)
+            assert found.request_counts is not None
+            return found.request_counts.completed, found.request_counts.failed
+
+        wait_until(lambda: counts()[0] > 0, RECOVERY_S)
+        running = "pagemesh_batches_running"
+        (victim,) = [each for each in parts_of(whole_mesh, "gateway") if each.total(running)]
+        victim.process.kill()
+        n_before = counts()[0]
+        assert n_before < N_LINES
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", RECOVERY_S)
+        assert counts() == (N_LINES, 0)
+        done = client.batches.retrieve(batch.id)
+        assert done.output_file_id is not None
+        assert done.error_file_id is None
+        answers = [
+            json.loads(each) for each in client.files.content(done.output_file_id).text.splitlines()
+        ]
+        assert [each["custom_id"] for each in answers] == [f"r{i}" for i in range(N_LINES)]
+        for answer in answers:
+            assert answer["response"]["body"]["usage"]["completion_tokens"] == 8
+        assert {client.files.delete(each.id).deleted for each in client.files.list()} == {True}
 
 
 def test_another_mesh_does_not_share_the_port(whole_mesh: MeshProcess) -> None:
