@@ -11,7 +11,7 @@ from pagemesh.shared.errors import PagemeshError
 from pagemesh.shared.grammar import GrammarError, GrammarVocabulary, Matcher, Rules
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.worker_svc.batch import Ints
-from pagemesh.worker_svc.grammar_masks import MaskThreads, mask_words
+from pagemesh.worker_svc.grammar_masks import fill_masks, mask_words
 
 
 class RuleBroken(PagemeshError):
@@ -35,7 +35,6 @@ class Grammars:
         """`load_vocabulary` is called for the first rule."""
         self._load = load_vocabulary
         self._rules: Rules | None = None
-        self._threads: MaskThreads | None = None
         self._mask_words = mask_words(vocab_tokens)
         self._matchers: dict[int, Matcher] = {}
         self._faults: dict[int, str] = {}
@@ -83,7 +82,7 @@ class Grammars:
         return slot in self._matchers and self._matchers[slot].is_done
 
     def masks(self, slots: Ints) -> NDArray[np.int32]:
-        """int32[N, ceil(V / 32)], see `MaskThreads.fill`. Raises RuleBroken."""
+        """int32[N, ceil(V / 32)], see grammar_masks.fill_masks. Raises RuleBroken."""
         masks = np.empty(self.mask_shape(slots), np.int32)
         self.fill_masks(slots, masks)
         return masks
@@ -93,15 +92,10 @@ class Grammars:
 
     def fill_masks(self, slots: Ints, masks: NDArray[np.int32]) -> None:
         """`masks`, of `mask_shape`, need not hold anything. Raises RuleBroken."""
-        self._known_threads().fill(self.matchers(slots), masks)
+        fill_masks(self.matchers(slots), masks)
         self.matchers(slots)  # once more: making a mask may show that there is none
 
     def _known_rules(self) -> Rules:
         if self._rules is None:
             self._rules = Rules(self._load())
         return self._rules
-
-    def _known_threads(self) -> MaskThreads:
-        if self._threads is None:
-            self._threads = MaskThreads()
-        return self._threads
