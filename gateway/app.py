@@ -24,6 +24,7 @@ from pagemesh.gateway.headers import (
 )
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.openai.batches import BatchesEndpoint
+from pagemesh.gateway.openai.cancel import CancelEndpoint
 from pagemesh.gateway.openai.chat import ChatEndpoint
 from pagemesh.gateway.openai.completions import CompletionsEndpoint
 from pagemesh.gateway.openai.errors import error_body, error_response, from_http
@@ -59,6 +60,7 @@ def api_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
         web.post("/inference/v1/generate", TokensEndpoint(backend).handle),
         *_spelled("POST", "/messages", messages.create),
         *_spelled("POST", "/messages/count_tokens", messages.count_tokens),
+        *_cancel_routes(backend, access),
         *_spelled("GET", "/models", models.list_models),
         *one_model,
         *_spelled("POST", "/tokenize", tokens.tokenize),
@@ -80,6 +82,14 @@ def file_routes(files: FilesEndpoint, batches: BatchesEndpoint) -> list[web.Rout
         *_spelled("GET", "/batches", batches.list_batches),
         *_spelled("GET", "/batches/{batch_id}", batches.retrieve),
         *_spelled("POST", "/batches/{batch_id}/cancel", batches.cancel),
+    ]
+
+
+def _cancel_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
+    cancel = CancelEndpoint(backend.cancellations, access)
+    return [
+        *_spelled("POST", "/requests/{request_id}/cancel", cancel.cancel),
+        web.post("/abort_requests", cancel.abort),
     ]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagemesh.gateway.cancelling import Cancellations
 from pagemesh.gateway.directory import ModelDirectory
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
+from pagemesh.gateway.open_requests import OpenRequests
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.route_store import RouteStore
@@ -26,3 +28,5 @@ class Backend:
     turn: Turn
     seeds: Seeds
     offload: Offload
+    open_requests: OpenRequests
+    cancellations: Cancellations

@@ -180,4 +180,5 @@ def _security(path: str, access: Access) -> list[dict[str, list[str]]]:
         return []
     if access.is_admins(path):
         return [{"admin": []}]
-    return [{"key": []}, *([] if access.others else [{}])]
+    admins = [{"admin": []}] if access.is_shared(path) else []
+    return [{"key": []}, *admins, *([] if access.others else [{}])]

@@ -6,6 +6,7 @@ from typing import Final
 
 from pagemesh.gateway.admin import RouteChanges, WholeRoute
 from pagemesh.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
+from pagemesh.gateway.openai.cancel import AbortRequests
 from pagemesh.gateway.openai.schema import (
     BatchRequest,
     ChatRequest,
@@ -85,6 +86,21 @@ OPERATIONS: Final = (
         answer="The number of tokens",
         refusals=GENERATES,
         error="AnthropicError",
+    ),
+    Operation(
+        method="POST",
+        path="/v1/requests/{request_id}/cancel",
+        summary="End a request, by its x-request-id or the id of its answer",
+        answer="It is cancelled: its own answer is 499, or an error event",
+        refusals=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/abort_requests",
+        summary="End several requests",
+        request=AbortRequests,
+        answer="How many were found",
+        refusals=(400, 413, 503),
     ),
     Operation(
         method="GET",

@@ -6,6 +6,7 @@ import asyncio
 from typing import Protocol
 
 from pagemesh.gateway.generation import ID_BYTES, Generation, PromptState
+from pagemesh.gateway.open_requests import CANCELLED
 from pagemesh.gateway.request_metrics import ChoiceTiming, ModelTally
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import (
@@ -124,7 +125,7 @@ class PendingGeneration:
         self.generation.fail(error)
 
     def abandon(self) -> None:
-        self._end_all("abort" if self.generation.error is None else "error")
+        self._end_all(_outcome_of(self.generation.error))
 
     @property
     def _prompt(self) -> PromptState:
@@ -151,6 +152,11 @@ class PendingGeneration:
     def _end_all(self, reason: str) -> None:
         for choice in sorted(self._open):
             self._end(choice, reason)
+
+
+def _outcome_of(error: RequestError | None) -> str:
+    """Of what is left open when nobody waits for it any more."""
+    return "abort" if error is None or error.status == CANCELLED else "error"
 
 
 def _why_lost(delta: Delta) -> RequestError:

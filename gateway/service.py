@@ -19,11 +19,13 @@ from pagemesh.gateway.app import (
 )
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.batches.service import BatchService
+from pagemesh.gateway.cancelling import Cancellations
 from pagemesh.gateway.desired_workers import DesiredWorkers
 from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
+from pagemesh.gateway.open_requests import OpenRequests
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.parting import Parting
@@ -60,6 +62,7 @@ class GatewayService:
         directory = ModelDirectory()
         routes = Routes(read_routes(gateway.routes))
         store = RouteStore(runtime.registry.routes, routes)
+        open_requests = OpenRequests()
         self.backend = Backend(
             directory=directory,
             router=Router(directory, store, metrics),
@@ -70,6 +73,8 @@ class GatewayService:
             turn=Turn(metrics.token_s),
             seeds=Seeds(gateway.seed),
             offload=Offload(),
+            open_requests=open_requests,
+            cancellations=Cancellations(runtime.registry.cancels, open_requests),
         )
         self._routes = api_routes(self.backend, client_access(gateway))
         self._batches = BatchService(runtime, self.backend, self._routes)
@@ -113,6 +118,7 @@ class GatewayService:
                 group.create_task(peers.run(), name="peers")
                 group.create_task(self.backend.keep_alive.run(), name="keep-alive")
                 group.create_task(self.backend.route_store.run(), name="routes")
+                group.create_task(self.backend.cancellations.run(), name="cancellations")
                 group.create_task(self._watch_demand(), name="demand")
                 group.create_task(self._batches.run(), name="batches")
         finally:

@@ -20,6 +20,8 @@ ADMIN: Final = "admin"
 ANYONE: Final = "anyone"
 OWNER: Final = web.RequestKey("owner", str)
 """Whose is what a request leaves behind, and what it may find."""
+# In the spelling without /v1.
+CLIENTS_AND_ADMINS: Final = frozenset({"/requests/{request_id}/cancel", "/abort_requests"})
 
 
 class Keys:
@@ -30,14 +32,21 @@ class Keys:
 
     def check(self, authorization: str | None) -> None:
         """Raises HTTPUnauthorized unless the header brings one of the keys: always without any."""
-        scheme, _, key = (authorization or "").strip().partition(" ")
-        if not key.strip() or scheme.lower() != "bearer":
+        key = _key_in(authorization)
+        if key is None:
             raise _refused("Send an API key: 'Authorization: Bearer KEY'.")
-        digest = _digest(key.strip())
-        # Every key is compared, whichever matches.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if True not in matches:
+        if not self._know(key):
             raise _refused("The API key is not valid.")
+
+    def are_shown(self, authorization: str | None) -> bool:
+        """Whether the header brings one of the keys."""
+        key = _key_in(authorization)
+        return key is not None and self._know(key)
+
+    def _know(self, key: str) -> bool:
+        """Every key is compared, whichever matches."""
+        digest = _digest(key)
+        return True in [hmac.compare_digest(digest, known) for known in self._digests]
 
 
 class Access(NamedTuple):
@@ -55,14 +64,20 @@ class Access(NamedTuple):
             return
         if self.is_admins(route):
             self.admins.check(authorization)
+        elif self.is_shared(route) and self.admins.are_shown(authorization):
+            return
         elif self.others is not None:
             self.others.check(authorization)
 
     def owner(self, authorization: str | None) -> str:
         """Of what is kept for whoever asks: one name for each key, which tells nothing of the key;
         ANYONE where clients need none."""
-        key = (authorization or "").strip().partition(" ")[2].strip()
+        key = _key_in(authorization) or ""
         return ANYONE if self.others is None else _digest(f"owner {key}").hex()[:32]
+
+    def caller(self, authorization: str | None) -> str | None:
+        """The owner that may end a request; None for an administrator, who may end any."""
+        return None if self.admins.are_shown(authorization) else self.owner(authorization)
 
     def is_open(self, route: str) -> bool:
         """To whom has no key."""
@@ -71,6 +86,11 @@ class Access(NamedTuple):
     @staticmethod
     def is_admins(route: str) -> bool:
         return ADMIN in route.split("/")
+
+    @staticmethod
+    def is_shared(route: str) -> bool:
+        """Whether clients and administrators may use it, each with their key."""
+        return route.rstrip("/").removeprefix("/v1") in CLIENTS_AND_ADMINS
 
 
 def client_access(gateway: GatewaySettings) -> Access:
@@ -106,6 +126,11 @@ def authorization_of(request: web.BaseRequest) -> str | None:
     given = request.headers.get("Authorization")
     api_key = request.headers.get("X-Api-Key")
     return f"Bearer {api_key}" if given is None and api_key is not None else given
+
+
+def _key_in(authorization: str | None) -> str | None:
+    scheme, _, key = (authorization or "").strip().partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _digest(key: str) -> bytes:

@@ -21,6 +21,7 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from pagemesh.shared.cancel_keys import CancelKeys
 from pagemesh.shared.leases import LeaseKeys
 from pagemesh.shared.prefix_index import PrefixIndex
 from pagemesh.shared.route_keys import RouteKeys
@@ -85,6 +86,7 @@ class Registry:
         self.leases = LeaseKeys(self._redis, mesh_name)
         self.prefix_index = PrefixIndex(self._redis, mesh_name)
         self.routes = RouteKeys(self._redis, mesh_name)
+        self.cancels = CancelKeys(self._redis, mesh_name)
         self._mesh = mesh_name
         self._away = False
         self._looks: dict[str, _Look] = {}

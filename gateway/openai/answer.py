@@ -17,6 +17,7 @@ from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID
+from pagemesh.gateway.open_requests import OpenRequest
 from pagemesh.gateway.openai.deadline import cut_off, timeout_of
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
@@ -118,6 +119,8 @@ async def respond(
     generation = job.generation(partial(_overflowed, backend, request, job))
     answer = answer_of(generation)
     generates = job.generates(backend.seeds)
+    opened = OpenRequest(request, job.id, generation)
+    backend.open_requests.enter(opened)
     try:
         with cut_off(generation, timeout_s), backend.upstream.generating(generation, generates):
             if job.body.stream:
@@ -126,6 +129,7 @@ async def respond(
             if settle is not None:
                 body = await settle(body)
     finally:
+        backend.open_requests.leave(opened)
         _log_end(request, job, generation)
     return json_answer(request, body)
 
