@@ -43,7 +43,7 @@ class OpenRequests:
         Returns the ids that were found."""
         found: set[str] = set()
         for each in [each for each in self._open if each.is_called(ids)]:
-            if caller is None or caller == each.request[OWNER]:
+            if caller is None or caller == each.request.get(OWNER):
                 each.generation.fail(_cancelled())
                 found.update(ids & {each.request[REQUEST_ID], each.answer_id})
         return found
