@@ -10,7 +10,7 @@ TRITON := triton==3.6.0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 
-.PHONY: serve test compose chaos lint docs format clean
+.PHONY: serve test compose chaos fuzz lint docs format clean
 
 serve: $(VENV)/serve.installed
 	@$(BIN)/pagemesh serve $(MODEL) $(ARGS)
@@ -27,6 +27,12 @@ compose: $(VENV)/dev.installed
 chaos: $(VENV)/dev.installed
 	$(BIN)/pagemesh prepare smollm2-135m-instruct
 	$(BIN)/python benchmarks/chaos.py scripted $(ARGS)
+
+# Hostile requests beside a healthy stream for some minutes; another FUZZ_SEED draws others.
+FUZZ_SEED ?= 1
+fuzz: $(VENV)/dev.installed
+	$(BIN)/python -m pytest -n 0 tests/mesh/test_mesh_fuzz.py --timeout 1800 \
+		--fuzz-requests 50000 --fuzz-seed $(FUZZ_SEED) $(ARGS)
 
 # mypy follows no import hooks, so it reads the packages through a tree of links.
 lint: $(VENV)/dev.installed

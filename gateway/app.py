@@ -16,7 +16,9 @@ from pagemesh.gateway.anthropic.errors import error_body as anthropic_body
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.docs import DocsEndpoint
 from pagemesh.gateway.headers import (
+    CORS,
     REQUEST_ID,
+    Origins,
     choose_request_id,
     common_headers,
     preflight_response,
@@ -144,14 +146,19 @@ def _route_name(request: web.Request) -> str:
     return "(unmatched)" if resource is None else resource.canonical
 
 
-@web.middleware
-async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give the request its id, and the headers that every answer carries to the answer."""
-    request[REQUEST_ID] = choose_request_id(request)
-    response = await handler(request)
-    if not response.prepared:
-        response.headers.update(common_headers(request))
-    return response
+def identifying(origins: Origins) -> Middleware:
+    """Give each request its id, and the headers that every answer carries to the answer."""
+
+    @web.middleware
+    async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[REQUEST_ID] = choose_request_id(request)
+        request[CORS] = origins.headers(request.headers.get("Origin"))
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.update(common_headers(request))
+        return response
+
+    return identify
 
 
 @web.middleware

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -12,6 +13,13 @@ from pagemesh.gateway.parting import LAST_REQUEST
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
+CORS: Final = web.RequestKey("cors", Mapping[str, str])
+_METHODS: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
+_READABLE: Final = {
+    "access-control-expose-headers": (
+        "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry"
+    )
+}
 
 
 MESSAGES: Final = ("/v1/messages", "/messages")
@@ -33,27 +41,37 @@ def choose_request_id(request: web.BaseRequest) -> str:
     return given if is_sane_id(given) else f"req_{os.urandom(16).hex()}"
 
 
+class Origins:
+    """The web pages that may read answers, by scheme, host and port; `*` is any."""
+
+    def __init__(self, allowed: Iterable[str]) -> None:
+        self._allowed = frozenset(origin.strip().rstrip("/").lower() for origin in allowed)
+        self._any = "*" in self._allowed
+
+    def headers(self, origin: str | None) -> Mapping[str, str]:
+        """For the answer to who names this `origin`. A browser keeps one from pages without any."""
+        if self._any:
+            return {"access-control-allow-origin": "*", **_READABLE}
+        if origin is None or origin.lower() not in self._allowed:
+            return {"vary": "Origin"}
+        return {"access-control-allow-origin": origin, "vary": "Origin", **_READABLE}
+
+
 def common_headers(request: web.BaseRequest) -> dict[str, str]:
     more = {"connection": "close"} if LAST_REQUEST.get() else {}
     if speaks_anthropic(request):
         more["request-id"] = request[REQUEST_ID]
-    return {
-        **more,
-        "x-request-id": request[REQUEST_ID],
-        "access-control-allow-origin": "*",
-        "access-control-expose-headers": "x-request-id, retry-after, retry-after-ms",
-    }
+    return {**more, "x-request-id": request[REQUEST_ID], **request[CORS]}
 
 
 def preflight_response(request: web.BaseRequest) -> web.Response:
-    """Any page may call, with any header; there are no cookies to protect."""
+    """With any header; there are no cookies to protect. Which pages may call, `Origins` says."""
     asked = request.headers.get("Access-Control-Request-Headers", "authorization, content-type")
     return web.Response(
         status=204,
         headers={
-            "access-control-allow-methods": "GET, POST, OPTIONS",
+            "access-control-allow-methods": _METHODS,
             "access-control-allow-headers": asked,
             "access-control-max-age": "86400",
-            "vary": "Access-Control-Request-Headers",
         },
     )

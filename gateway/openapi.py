@@ -112,9 +112,11 @@ def openapi_document(
     }
 
 
+_EITHER: Final = "The same keys, in the way of Anthropic's clients."
 _SECURITY_SCHEMES: Final = {
     "key": {"type": "http", "scheme": "bearer", "description": "One of --api-key, if any is set."},
     "admin": {"type": "http", "scheme": "bearer", "description": "One of --admin-key."},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": _EITHER},
 }
 
 
@@ -179,6 +181,6 @@ def _security(path: str, access: Access) -> list[dict[str, list[str]]]:
     if access.is_open(path):
         return []
     if access.is_admins(path):
-        return [{"admin": []}]
+        return [{"admin": []}, {"x-api-key": []}]
     admins = [{"admin": []}] if access.is_shared(path) else []
-    return [{"key": []}, *admins, *([] if access.others else [{}])]
+    return [{"key": []}, *admins, {"x-api-key": []}, *([] if access.others else [{}])]

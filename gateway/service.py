@@ -14,7 +14,7 @@ from pagemesh.gateway.app import (
     answer_preflight,
     api_routes,
     counting,
-    identify,
+    identifying,
     word_errors,
 )
 from pagemesh.gateway.backend import Backend
@@ -22,6 +22,7 @@ from pagemesh.gateway.batches.service import BatchService
 from pagemesh.gateway.cancelling import Cancellations
 from pagemesh.gateway.desired_workers import DesiredWorkers
 from pagemesh.gateway.directory import ModelDirectory, not_ready
+from pagemesh.gateway.headers import Origins
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.offload import Offload
@@ -49,7 +50,8 @@ DEMAND_PERIOD_S: Final = 1.0
 def middlewares(settings: Settings) -> list[Middleware]:
     """What surrounds every route, the shell's included; outermost first."""
     access = client_access(settings.gateway)
-    return [identify, answer_preflight, word_errors, guarding(access)]
+    origins = Origins(settings.gateway.allowed_origins)
+    return [identifying(origins), answer_preflight, word_errors, guarding(access)]
 
 
 class GatewayService:

@@ -48,7 +48,8 @@ def _default(field: SettingField) -> str:
         return ""
     if field.is_bool:
         return "on" if field.default else "off"
-    return f"`{field.default}`"
+    shown = " ".join(field.default) if field.is_list else field.default
+    return f"`{shown}`"
 
 
 def _values(field: SettingField) -> str:

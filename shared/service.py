@@ -30,6 +30,7 @@ from pagemesh.shared.errors import StartupError
 from pagemesh.shared.loop_lag import LoopLag
 from pagemesh.shared.messages import EngineStatus, Hello
 from pagemesh.shared.registry import Instance, Load, Registry, masked_url
+from pagemesh.shared.server_log import ServerLog
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.shared_port import BACKLOG, shared_socket, take_connections
 from pagemesh.shared.tls import dialling_context
@@ -123,6 +124,7 @@ async def serve(
             service_app(core, runtime, middlewares),
             handler_cancellation=True,
             access_log=None,
+            logger=ServerLog(),
             # After the drain only links and lost clients are left; they need no patience.
             shutdown_timeout=LAST_HANDLERS_S,
         )

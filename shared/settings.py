@@ -7,6 +7,7 @@ top level or under its section. `shared/settings_sources.py` reads the sources i
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from pagemesh.shared.errors import SettingsError
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 MAX_RUN_AHEAD_STEPS = 8
 """Most steps that a scheduler has out before it knows their results."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+/?", re.IGNORECASE)
 Count = Annotated[int, Meta(ge=1)]
 MaxModelLen = Count | Literal["auto"]
 
@@ -168,6 +170,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     allow_unauthenticated: Annotated[
         bool, _meta("Let a host other than loopback listen without an API key")
     ] = False
+    allowed_origins: Annotated[
+        list[str],
+        _meta("Web pages that may call (CORS), such as https://chat.example.com; * is any"),
+    ] = msgspec.field(default_factory=lambda: ["*"])
     ssl_certfile: Annotated[str | None, _meta("TLS certificate chain (PEM)")] = None
     ssl_keyfile: Annotated[str | None, _meta("TLS private key (PEM)")] = None
     max_body_bytes: Annotated[int, _meta("Largest request body"), Meta(ge=1024)] = 32 * 2**20
@@ -330,6 +336,7 @@ def check_settings(settings: Settings) -> None:
         )
     _check_tls_files(settings.gateway, settings.mesh)
     _check_exposure(settings.gateway)
+    _check_origins(settings.gateway)
     _check_chunking(settings)
 
 
@@ -354,6 +361,16 @@ def _check_exposure(gateway: GatewaySettings) -> None:
             "--allow-unauthenticated to let anybody in",
             key="host",
         )
+
+
+def _check_origins(gateway: GatewaySettings) -> None:
+    for origin in gateway.allowed_origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise SettingsError(
+                f"allowed_origins holds {origin!r}: each is * or a page's scheme, host and port, "
+                "such as https://chat.example.com",
+                key="allowed_origins",
+            )
 
 
 def check_link_exposure(mesh: MeshSettings) -> None:

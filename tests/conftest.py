@@ -52,6 +52,12 @@ if not _sees_a_gpu():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Of `tests/mesh/test_mesh_fuzz.py`; `make fuzz` gives them."""
+    parser.addoption("--fuzz-requests", type=int, default=1000, help="how many hostile requests")
+    parser.addoption("--fuzz-seed", default="0", help="what they are drawn from")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none."""
     needy = [item for item in items if item.get_closest_marker("gpu")]

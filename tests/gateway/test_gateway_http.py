@@ -16,6 +16,7 @@ from gateway_fakes import (
     settings_for,
 )
 from metric_names import GATEWAY_GOLDEN, names_types_labels
+from msgspec.structs import replace
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.settings import Settings
@@ -97,17 +98,62 @@ async def test_request_ids_are_kept_when_sane(gateway: Gateway) -> None:
         assert (await answered(bad)).startswith("req_")
 
 
-async def test_browsers_may_call(gateway: Gateway) -> None:
-    headers = {"Origin": "https://x.test", "Access-Control-Request-Headers": "x-stainless-os"}
-    async with gateway.session.options(gateway.url + CHAT, headers=headers) as response:
-        assert response.status == 204
-        assert response.headers["access-control-allow-origin"] == "*"
-        assert response.headers["access-control-allow-headers"] == "x-stainless-os"
-        assert "POST" in response.headers["access-control-allow-methods"]
-    for body in (BODY, BODY | {"stream": True}, {}):
-        async with gateway.session.post(gateway.url + CHAT, json=body) as response:
-            assert response.headers["access-control-allow-origin"] == "*"
-            assert "x-request-id" in response.headers["access-control-expose-headers"]
+# As Chromium sends it for openai-node with `dangerouslyAllowBrowser`.
+PREFLIGHT = {
+    "Accept": "*/*",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": (
+        "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,"
+        "x-stainless-package-version,x-stainless-retry-count,x-stainless-runtime,"
+        "x-stainless-runtime-version,x-stainless-timeout"
+    ),
+    "Sec-Fetch-Mode": "cors",
+    "Sec-Fetch-Site": "cross-site",
+    "Sec-Fetch-Dest": "empty",
+}
+READABLE = {"x-request-id", "retry-after", "retry-after-ms", "x-should-retry"}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "answered"),
+    [
+        (["*"], "https://x.test", "*"),
+        (["*"], "null", "*"),
+        (["https://x.test", "http://localhost:3000/"], "http://localhost:3000", None),
+        (["https://x.test"], "https://x.test", None),
+        (["https://x.test"], "https://y.test", ""),
+        (["https://x.test"], "https://x.test.evil.test", ""),
+        (["https://x.test"], "http://x.test", ""),
+        ([], "https://x.test", ""),
+    ],
+)
+async def test_pages_of_allowed_origins_may_call(
+    settings: Settings, tokenizer: FakeTokenizer, allowed: list[str], origin: str, answered: str
+) -> None:
+    """`answered`: None is the origin itself, and empty is nothing at all."""
+    expected = origin if answered is None else answered
+    ours = replace(settings.gateway, allowed_origins=allowed, api_key=["key"])
+    async with running_gateway(replace(settings, gateway=ours)) as gateway:
+        await gateway.until_ready()
+        asked = {"Origin": origin}
+        url = gateway.url + CHAT
+        async with gateway.session.options(url, headers=asked | PREFLIGHT) as response:
+            assert response.status == 204
+            assert response.headers.get("access-control-allow-origin", "") == expected
+            wanted = PREFLIGHT["Access-Control-Request-Headers"]
+            assert response.headers["access-control-allow-headers"] == wanted
+            methods = set(response.headers["access-control-allow-methods"].split(", "))
+            assert methods >= {"GET", "POST", "PUT", "PATCH", "DELETE"}
+        keyed = asked | {"Authorization": "Bearer key"}
+        bodies = ((BODY, 200), (BODY | {"stream": True}, 200), ({}, 400), (BODY, 401))
+        for body, status in bodies:
+            headers = asked if status == 401 else keyed
+            async with gateway.session.post(url, json=body, headers=headers) as response:
+                assert response.status == status
+                assert response.headers.get("access-control-allow-origin", "") == expected
+                assert response.headers.get("vary") == (None if expected == "*" else "Origin")
+                exposed = response.headers.get("access-control-expose-headers", "").split(", ")
+                assert set(exposed) >= (READABLE if expected else set())
 
 
 async def test_unknown_routes_and_methods_have_the_error_shape(gateway: Gateway) -> None:

@@ -202,6 +202,8 @@ def test_keywords_are_typed_like_flags() -> None:
             },
             "enable_chunked_prefill",
         ),
+        ({"allowed_origins": ["https://a.test/page"]}, "allowed_origins"),
+        ({"allowed_origins": ['["*"]']}, "allowed_origins"),
     ],
 )
 def test_contradictions_are_refused(flags: dict[str, Any], key: str) -> None:
@@ -215,6 +217,12 @@ def test_several_gateways_need_a_system_that_shares_ports(monkeypatch: pytest.Mo
     assert load_settings({"gateways": "2"}, None, {}).settings.mesh.gateways == 2
     monkeypatch.delattr(socket, "SO_REUSEPORT")
     assert "gateways must be 1: this system lacks SO_REUSEPORT" in error_of(flags={"gateways": "2"})
+
+
+def test_pages_are_named_by_their_origins() -> None:
+    origins = ["*", "https://a.test", "http://localhost:3000/", "app://x"]
+    loaded = load_settings({"allowed_origins": origins}, None, {})
+    assert loaded.settings.gateway.allowed_origins == origins
 
 
 @pytest.mark.parametrize("guard", [{"api_key": ["k"]}, {"allow_unauthenticated": True}])
