@@ -22,9 +22,6 @@ GENERATES: Final = (400, 404, 413, 429, 503, 504)
 
 _SCHEMAS: Final = "#/components/schemas/{name}"
 _PARAMETER: Final = re.compile(r"{(\w+)}")
-# A schema of events would be one of each event.
-_SHAPES: Final[dict[str, Any]] = {JSON: {"schema": {"type": "object"}}, EVENTS: {}}
-_TEXT: Final = {"schema": {"type": "string"}}
 _NULLABLE_TEXT: Final = {"type": ["string", "null"]}
 _ERROR: Final[dict[str, Any]] = {
     "type": "object",
@@ -62,9 +59,9 @@ class Operation(Struct, frozen=True, kw_only=True):
     """One method of one path, in the spelling that the document shows.
 
     `request`: the struct of the body, sent as `takes`. `answers`: the media types of the good
-    answer, which `answer` describes in words; `also`: other statuses that are answered so, in
-    words. `refusals`: the statuses of errors, beside those that any operation may have; `error`:
-    the schema of these. `query`: parameters, and what they mean.
+    answer, which `answer` describes in words, `shape` being its type as JSON; `also`: other
+    statuses that are answered so, in words. `refusals`: the statuses of errors, beside those that
+    any operation may have; `error`: the schema of these. `query`: parameters, and what they mean.
     """
 
     method: str
@@ -74,6 +71,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     request: type[Struct] | None = None
     takes: str = JSON
     answers: tuple[str, ...] = (JSON,)
+    shape: str = "object"
     status: int = 200
     also: dict[int, str] = {}
     refusals: tuple[int, ...] = ()
@@ -163,12 +161,15 @@ def _responses(operation: Operation, access: Access) -> dict[str, Any]:
 
 
 def _good(operation: Operation, meaning: str) -> dict[str, Any]:
-    return {
-        "description": meaning,
-        "content": {
-            media: _SHAPES.get(media, {"schema": {"type": "string"}}) for media in operation.answers
-        },
-    }
+    content = {media: _content(media, operation.shape) for media in operation.answers}
+    return {"description": meaning, "content": content}
+
+
+def _content(media: str, shape: str) -> dict[str, Any]:
+    """A schema of events would be one of each event."""
+    if media == EVENTS:
+        return {}
+    return {"schema": {"type": shape if media == JSON else "string"}}
 
 
 def _refusal(status: int, name: str) -> dict[str, Any]:

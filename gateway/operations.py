@@ -56,7 +56,8 @@ OPERATIONS: Final = (
         path="/v1/completions/render",
         summary="Show the prompts of a completion, and generate nothing",
         request=CompletionRequest,
-        answer="A list: the token ids and text of each",
+        answer="The token ids and text of each",
+        shape="array",
         refusals=GENERATES,
     ),
     Operation(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import BinaryIO, Final
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from pagemesh.gateway.batches.disk import on_disk
 from pagemesh.gateway.batches.file_store import FileStore
@@ -45,7 +46,7 @@ async def read_form(request: web.Request, store: FileStore, owner: str, out: Bin
                 form.n_bytes = await _write(part, store, room_bytes, out)
             else:
                 form.fields[part.name or ""] = await _text(part)
-    except (ValueError, AssertionError, LookupError) as error:
+    except (ValueError, AssertionError, LookupError, HttpProcessingError) as error:
         raise RequestError(f"The form could not be read: {error}", param="file") from error
     return form
 

@@ -159,7 +159,8 @@ async def test_what_is_no_good_file_is_refused_by_name(
     assert await refusal("a", 18_000, purpose="batch") == "413 file"
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
     for form in ("multipart/form-data", "multipart/form-data; boundary=a", "text/plain"):
-        for body in (b"", b"--a\r\n", b"--a\r\n\r\nx\r\n--a--", b"x" * 70_000):
+        no_header = b'--a\r\nContent-Disposition: form-data; name="\x1b"\r\n\r\nx\r\n--a--'
+        for body in (b"", b"--a\r\n", b"--a\r\n\r\nx\r\n--a--", no_header, b"x" * 70_000):
             async with gateway.session.post(
                 f"{gateway.url}/v1/files", data=body, headers={**headers, "Content-Type": form}
             ) as answer:
