@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from pagemesh.shared.errors import PagemeshError, StartupError
 from pagemesh.shared.structured_outputs import Notation, StructuredOutputsParams
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 TOKENIZER_FILE: Final = "tokenizer.json"
-# A rule that needs more is refused: a request must not hold a service for seconds.
 _KEPT_RULES: Final = 32
+# Some models would else write white space for ever, where it is allowed.
+_JSON: Final[JsonCompileOptions] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
+# A rule that needs more is refused: a request must not hold a service for seconds.
 _LIMITS: Final = LLParserLimits(max_grammar_size=500_000, step_lexer_fuel=500_000)
 
 
@@ -66,7 +71,7 @@ class GrammarVocabulary:
         return core
 
 
-class Rules:
+class CompiledRules:
     """Rules over a vocabulary; those used last are kept as they were compiled, since many requests
     come with the same ones. Used by one thread."""
 
@@ -143,6 +148,8 @@ def _require_health(core: LLMatcher) -> None:
 def _grammar(notation: Notation, text: str) -> str:
     """Raises GrammarError for what is no text of its notation."""
     try:
+        if notation == "json_schema":
+            return str(LLMatcher.grammar_from_json_schema(text, defaults=_JSON))
         return str(grammar_from(notation, text))
     except Exception as error:  # llguidance raises what its parsers of each notation raise
         raise GrammarError(str(error)) from error

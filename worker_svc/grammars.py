@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.shared.errors import PagemeshError
-from pagemesh.shared.grammar import GrammarError, GrammarVocabulary, Matcher, Rules
+from pagemesh.shared.grammar import CompiledRules, GrammarError, GrammarVocabulary, Matcher
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.grammar_masks import fill_masks, mask_words
@@ -34,7 +34,7 @@ class Grammars:
     def __init__(self, load_vocabulary: Callable[[], GrammarVocabulary], vocab_tokens: int) -> None:
         """`load_vocabulary` is called for the first rule."""
         self._load = load_vocabulary
-        self._rules: Rules | None = None
+        self._rules: CompiledRules | None = None
         self._mask_words = mask_words(vocab_tokens)
         self._matchers: dict[int, Matcher] = {}
         self._faults: dict[int, str] = {}
@@ -95,7 +95,7 @@ class Grammars:
         fill_masks(self.matchers(slots), masks)
         self.matchers(slots)  # once more: making a mask may show that there is none
 
-    def _known_rules(self) -> Rules:
+    def _known_rules(self) -> CompiledRules:
         if self._rules is None:
-            self._rules = Rules(self._load())
+            self._rules = CompiledRules(self._load())
         return self._rules
