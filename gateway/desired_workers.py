@@ -24,22 +24,18 @@ UP_AFTER_S: Final = 3.0
 PACE_OVER_S: Final = 3.0
 SAME_PACE: Final = 0.9
 """So much of a pace is that pace, when it is asked whether a number of workers suffices."""
-FULL_OVER_S: Final = 10.0
-"""A batch that was full so lately is full, though somebody has just left it."""
 
 
 class Demand(NamedTuple):
     """What the engines of one model have to do, all together.
 
-    `full` is the share of the rows or of the KV blocks, whichever is larger, in use. `batches` are
-    the full batches of a worker that its requests (running and waiting) make, `pools` the KV pools
-    that they fill, `queue_s` the seconds that one worker alone would take for the queues, `pace`
-    the tokens computed in a second.
+    `batches` are the full batches of a worker that its requests (running and waiting) make, `pools`
+    the KV pools that they fill, `queue_s` the seconds that one worker alone would take for the
+    queues, `pace` the tokens computed in a second.
     """
 
     workers: int
     requests: int
-    full: float
     batches: float
     pools: float
     queue_s: float
@@ -50,12 +46,9 @@ def demand_of(engines: Sequence[EngineStatus], pace: float = 0.0) -> Demand:
     """Of one model's engines, at least one."""
     requests = [engine.stats.running + engine.stats.waiting for engine in engines]
     rows = max(1, sum(engine.capacity.max_num_seqs for engine in engines))
-    running = sum(engine.stats.running for engine in engines)
-    kv_usage = sum(engine.stats.kv_usage for engine in engines) / len(engines)
     return Demand(
         len(engines),
         sum(requests),
-        full=max(running / rows, kv_usage),
         batches=sum(requests) * len(engines) / rows,
         # Who waits will want as much of the pool as those who run.
         pools=sum(
@@ -67,19 +60,11 @@ def demand_of(engines: Sequence[EngineStatus], pace: float = 0.0) -> Demand:
     )
 
 
-def wanted_workers(demand: Demand, saturated_pace: float | None = None) -> int:
-    """Enough for the batch, for the KV pool and for the queue, each by itself; 1 to `requests`.
-
-    `saturated_pace` (tokens/s of one worker) is that at which more were wanted last, though neither
-    batch nor pool was full: long prompts do that. It asks for no new worker, since other requests
-    may be served at another pace, but it keeps those that the present pace needs: a queue that more
-    workers have done away with would be back without them.
-    """
+def wanted_workers(demand: Demand) -> int:
+    """Enough for the batch, for the KV pool and for the queue, each by itself; 1 to `requests`."""
     needs = [demand.batches / FULL, demand.pools / FULL]
     if demand.queue_s > LONG_QUEUE_S * demand.workers:
         needs.append(demand.workers + demand.queue_s / CATCH_UP_S)
-    if saturated_pace:
-        needs.append(min(demand.workers, demand.pace / (FULL * saturated_pace)))
     return max(1, min(demand.requests, math.ceil(max(needs))))
 
 
@@ -128,8 +113,6 @@ class _Model:
         self._tokens = _tokens_by_engine(engines)
         self._now_s = now_s
         self._pace = 0.0
-        self._fullest = _Largest(FULL_OVER_S, 0.0)
-        self._saturated_pace: float | None = None
         self._too_few: dict[int, float] = {}
         """Numbers of workers that let a queue grow, and the least pace of all at which they did."""
 
@@ -137,15 +120,16 @@ class _Model:
         self._note_pace(engines, now_s)
         demand = demand_of(engines, self._pace)
         before = self.steady.value
-        wanted = wanted_workers(demand, self._saturated_pace)
-        self.steady.update(max(wanted, self._known_to_need(demand)), now_s)
+        wanted = max(wanted_workers(demand), self._known_to_need(demand))
+        self.steady.update(wanted, now_s)
         if self.steady.value > before and demand.queue_s > 0:
             known = self._too_few.get(demand.workers, demand.pace)
             self._too_few[demand.workers] = min(known, demand.pace)
-        self._note_saturation(demand, self._fullest.update(demand.full, now_s))
 
     def _known_to_need(self, demand: Demand) -> int:
-        """Of the workers there are, more than have been too few at the present pace."""
+        """Of the workers there are, more than have been too few at the present pace: a queue that
+        more have done away with would be back without them. That asks for no new worker, since
+        other requests may be served at another pace."""
         too_few = [n for n, pace in self._too_few.items() if demand.pace >= SAME_PACE * pace]
         return min(demand.workers, max(too_few, default=0) + 1)
 
@@ -157,14 +141,6 @@ class _Model:
         weight = 1 - math.exp(-elapsed_s / PACE_OVER_S)
         self._pace += weight * (gained / elapsed_s - self._pace)
         self._tokens, self._now_s = tokens, now_s
-
-    def _note_saturation(self, demand: Demand, fullest: float) -> None:
-        """More are wanted, and neither batch nor pool is full: so the pace is all there is."""
-        pace = demand.pace / demand.workers
-        if self.steady.value > demand.workers and fullest < FULL:
-            self._saturated_pace = pace
-        elif self._saturated_pace is not None:
-            self._saturated_pace = max(self._saturated_pace, pace)
 
 
 class DesiredWorkers:

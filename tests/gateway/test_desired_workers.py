@@ -34,46 +34,36 @@ demands = st.builds(
     Demand,
     workers=st.integers(1, 64),
     requests=st.integers(0, 10_000),
-    full=st.floats(0, 1),
     batches=loads,
     pools=loads,
     queue_s=loads,
     pace=loads,
 )
-paces = st.none() | st.floats(0.1, 1000)
-
-
-@given(demands, paces)
-def test_it_is_bounded_by_one_and_by_the_requests(demand: Demand, pace: float | None) -> None:
-    assert 1 <= wanted_workers(demand, pace) <= max(1, demand.requests)
-
-
-@given(demands, demands, paces)
-def test_more_load_of_any_kind_never_asks_for_fewer(
-    one: Demand, other: Demand, pace: float | None
-) -> None:
-    less = Demand(one.workers, *map(min, one[1:], other[1:]))
-    more = Demand(one.workers, *map(max, one[1:], other[1:]))
-    assert wanted_workers(less, pace) <= wanted_workers(more, pace)
 
 
 @given(demands)
-def test_the_pace_alone_asks_for_no_new_worker(demand: Demand) -> None:
-    calm = demand._replace(batches=0, pools=0, queue_s=0)
-    assert wanted_workers(calm, 0.1) <= demand.workers
+def test_it_is_bounded_by_one_and_by_the_requests(demand: Demand) -> None:
+    assert 1 <= wanted_workers(demand) <= max(1, demand.requests)
+
+
+@given(demands, demands)
+def test_more_load_of_any_kind_never_asks_for_fewer(one: Demand, other: Demand) -> None:
+    less = Demand(one.workers, *map(min, one[1:], other[1:]))
+    more = Demand(one.workers, *map(max, one[1:], other[1:]))
+    assert wanted_workers(less) <= wanted_workers(more)
 
 
 @pytest.mark.parametrize(
     ("demand", "wanted"),
     [
-        (Demand(1, 0, 0, 0, 0, 0), 1),
-        (Demand(1, 8, 0, 0.8, 0.1, 0), 1),
-        (Demand(1, 9, 0, 0.9, 0.1, 0), 2),
-        (Demand(1, 9, 0, 0.1, 0.9, 0), 2),
-        (Demand(1, 1, 0, 0.1, 1.0, 0), 1),  # one request makes no use of two
-        (Demand(2, 50, 0, 0.1, 0.1, 2.0), 1),  # a second each
-        (Demand(2, 50, 0, 0.1, 0.1, CATCH_UP_S), 3),
-        (Demand(2, 50, 0, 0.1, 0.1, 4 * CATCH_UP_S), 6),
+        (Demand(1, 0, 0, 0, 0), 1),
+        (Demand(1, 8, 0.8, 0.1, 0), 1),
+        (Demand(1, 9, 0.9, 0.1, 0), 2),
+        (Demand(1, 9, 0.1, 0.9, 0), 2),
+        (Demand(1, 1, 0.1, 1.0, 0), 1),  # one request makes no use of two
+        (Demand(2, 50, 0.1, 0.1, 2.0), 1),  # a second each
+        (Demand(2, 50, 0.1, 0.1, CATCH_UP_S), 3),
+        (Demand(2, 50, 0.1, 0.1, 4 * CATCH_UP_S), 6),
     ],
 )
 def test_what_each_need_asks_for(demand: Demand, wanted: int) -> None:
@@ -92,7 +82,7 @@ def test_a_demand_is_that_of_all_engines_together() -> None:
         status(2, running=5, kv_usage=0.25),
         status(3),
     ]
-    assert demand_of(engines) == Demand(3, 15, 1 / 3, batches=1.5, pools=1.25, queue_s=2.0)
+    assert demand_of(engines) == Demand(3, 15, batches=1.5, pools=1.25, queue_s=2.0)
 
 
 # -- in time --------------------------------------------------------------------------------------
