@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway_fakes import Gateway, running_gateway, settings_for
 
 from pagemesh.gateway.docs_page import docs_page
-from pagemesh.gateway.openapi import openapi_document
+from pagemesh.gateway.openapi import JSON, openapi_document
 from pagemesh.gateway.operations import OPERATIONS
 from pagemesh.shared.access import client_access
 from pagemesh.shared.settings import GatewaySettings
@@ -122,3 +122,33 @@ async def test_limits_in_the_document_are_those_of_the_code(gateway: Gateway, pa
         assert status == 200, (name, good, answer)
         status, answer = await gateway.post(path, beside | {name: bad})
         assert (status, answer["error"]["param"]) == (400, name), (name, bad, answer)
+
+
+# Values of what a body needs; some of them name nothing that is there.
+NEEDED: Final[dict[str, Any]] = {
+    "completion_window": "24h",
+    "endpoint": "/v1/chat/completions",
+    "input": "Hi",
+    "input_file_id": "file-x",
+    "max_tokens": 4,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "prompt": "Hi",
+    "request_ids": ["x"],
+    "token_ids": [5],
+    "tokens": [5],
+}
+
+
+async def test_null_means_absent_in_every_body(gateway: Gateway) -> None:
+    """Known failure 16."""
+    for path, operations in DOCUMENT["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {"content": {}})["content"]
+        if JSON not in content or path.startswith("/admin"):
+            continue
+        schema = SCHEMAS[content[JSON]["schema"]["$ref"].rpartition("/")[2]]
+        needed = {name: NEEDED[name] for name in schema.get("required") or ["prompt"]}
+        status, answer = await gateway.post(path, needed)
+        assert status < 500
+        with_nulls, told = await gateway.post(path, dict.fromkeys(schema["properties"]) | needed)
+        assert with_nulls == status, (path, told)
+        assert status < 400 or told["error"] == answer["error"], path

@@ -60,6 +60,22 @@ def test_second_call_finds_the_prefix(make_llm: MakeLLM) -> None:
     assert ids_of([cold]) == ids_of([warm])
 
 
+def test_a_history_that_is_edited_answers_as_without_a_cache(make_llm: MakeLLM) -> None:
+    """Known failure 61: one token changed, next to every edge of the first blocks."""
+    block_tokens = 16
+    histories = [[3 + i % 50 for i in range(3 * block_tokens + 1)]]
+    for edge in (block_tokens, 2 * block_tokens, 3 * block_tokens):
+        for place in (edge - 1, edge):
+            edited = list(histories[-1])
+            edited[place] += 1
+            histories.append(edited)
+    warm, plain = make_llm(), make_llm(enable_prefix_caching=False)
+    prompts = [{"prompt_token_ids": ids} for ids in histories]
+    answers = [[llm.generate(prompt, GREEDY)[0] for prompt in prompts] for llm in (warm, plain)]
+    assert ids_of(answers[0]) == ids_of(answers[1])
+    assert [answer.num_cached_tokens for answer in answers[0]][-2:] == [32, 48]
+
+
 def test_interrupt_while_delivering_leaves_it_usable(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

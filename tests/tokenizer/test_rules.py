@@ -39,12 +39,14 @@ def test_what_can_be_followed_passes_again_and_again(rules: Rules) -> None:
         ({"regex": "(a"}, "unclosed group"),
         ({"regex": "(" * 50_000}, "invalid regex"),
         ({"json": "{"}, "expected"),
+        ({"json": {"type": "object", "properties": {"foo": "bar"}}}, "schema"),
+        ({"grammar": "no grammar"}, "convert the grammar"),
         ({"grammar": f'start: a0\n{CHAIN}a50000: "x"'}, TOO_LARGE),
         ({"json": {"type": "integer", "multipleOf": 1_000_003}}, TOO_LARGE),
         ({"choice": [f"word {n}" for n in range(90_000)]}, TOO_LARGE),
         ({"json": {"$ref": "#"}}, "NoExtension"),
     ],
-    ids=["regex", "quoted", "text", "stack", "time", "choices", "nothing"],
+    ids=["regex", "quoted", "text", "schema", "grammar", "stack", "time", "choices", "nothing"],
 )
 def test_what_cannot_is_refused_and_others_pass(
     rules: Rules, rule: dict[str, Any], told: str
