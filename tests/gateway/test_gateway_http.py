@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from gateway_fakes import (
@@ -98,6 +102,30 @@ async def test_request_ids_are_kept_when_sane(gateway: Gateway) -> None:
         assert (await answered(bad)).startswith("req_")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", CHAT, BODY, 200),
+        ("POST", CHAT, BODY | {"stream": True}, 200),
+        ("POST", CHAT, {}, 400),
+        ("GET", "/admin/routes", None, 401),
+        ("GET", "/v1/models/none", None, 404),
+        ("GET", "/nowhere", None, 404),
+        ("GET", CHAT, None, 405),
+        ("GET", "/health", None, 200),
+        ("OPTIONS", CHAT, None, 204),
+    ],
+)
+async def test_every_answer_carries_the_id_of_its_request(
+    gateway: Gateway, method: str, path: str, body: Any, status: int
+) -> None:
+    headers = {"X-Request-Id": "trace-1"}
+    asking = gateway.session.request(method, gateway.url + path, json=body, headers=headers)
+    async with asking as response:
+        assert response.status == status
+        assert response.headers.getall("x-request-id") == ["trace-1"]
+
+
 # As Chromium sends it for openai-node with `dangerouslyAllowBrowser`.
 PREFLIGHT = {
     "Accept": "*/*",
@@ -165,11 +193,21 @@ async def test_unknown_routes_and_methods_have_the_error_shape(gateway: Gateway)
         assert (await response.json())["error"]["code"] == "method_not_allowed"
 
 
-async def test_a_body_over_the_limit_is_413(redis_url: str, mesh_name: str) -> None:
+@pytest.mark.parametrize("way", ["length", "chunked", "gzip"])
+async def test_a_body_over_the_limit_is_413(redis_url: str, mesh_name: str, way: str) -> None:
+    body = json.dumps(BODY | {"user": "x" * 2000}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body[:500]
+        yield body[500:]
+
+    data = {"length": body, "chunked": pieces(), "gzip": gzip.compress(body)}[way]
+    headers = {"Content-Encoding": "gzip"} if way == "gzip" else {}
     async with running_gateway(settings_for(redis_url, mesh_name, max_body_bytes=1024)) as gateway:
-        status, answer = await gateway.post(CHAT, BODY | {"user": "x" * 2000})
-        assert status == 413
-        assert answer["error"]["code"] == "request_too_large"
+        url = gateway.url + CHAT
+        async with gateway.session.post(url, data=data, headers=headers) as response:
+            assert response.status == 413
+            assert (await response.json())["error"]["code"] == "request_too_large"
 
 
 async def test_keys_guard_every_route_that_is_not_open(redis_url: str, mesh_name: str) -> None:
