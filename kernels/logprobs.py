@@ -39,3 +39,13 @@ def token_logprobs(
     values = torch.cat((chosen_logits, best.values), dim=1) - normaliser
     ranks = count_above(logits, chosen_logits.squeeze(1)).to(torch.int32) + 1
     return Logprobs(ids, values, ranks), finite
+
+
+def with_tokens(logprobs: Logprobs, logits: Tensor, rows: Tensor, wanted: Tensor) -> Logprobs:
+    """`logprobs`, those of the rows int64[R] of [N, V] logits, with a column for each of int64[R, M]
+    `wanted` tokens behind the others."""
+    chosen, values = logprobs.ids[:, 0].to(torch.int64), logprobs.values
+    normaliser = logits[rows, chosen].to(torch.float32) - values[:, 0]
+    more = logits[rows.unsqueeze(1), wanted].to(torch.float32) - normaliser.unsqueeze(1)
+    ids = torch.cat((logprobs.ids, wanted.to(torch.int32)), dim=1)
+    return Logprobs(ids, torch.cat((values, more), dim=1), logprobs.ranks)

@@ -81,6 +81,10 @@ class LLM:
         """What the model is: names, vocabulary, longest sequence, block size."""
         return self._loop.card
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used where none are given: the model's own, by its generation_config.json."""
+        return SamplingParams(**self.card.defaults)
+
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
@@ -123,6 +127,8 @@ class LLM:
     def _run(
         self, prompts: list[Prompt], sampling_params: ParamsInput, use_tqdm: bool
     ) -> list[RequestOutput]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
         params = _one_each(sampling_params, len(prompts))
         # Nothing is frozen, as the services do it: what the process holds is its owner's, who may
         # want it collected later.
@@ -199,9 +205,11 @@ def _packed(ids: list[Any]) -> bytes:
         ) from error
 
 
-def _one_each(given: ParamsInput, n_prompts: int) -> list[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * n_prompts
+def _one_each(
+    given: SamplingParams | Sequence[SamplingParams], n_prompts: int
+) -> list[SamplingParams]:
+    if isinstance(given, SamplingParams):
+        return [given] * n_prompts
     if len(given) != n_prompts:
         raise RequestError(
             f"{n_prompts} prompts came with {len(given)} sampling_params: give one, or one each",

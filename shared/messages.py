@@ -30,7 +30,8 @@ class Variant(NamedTuple):
 class ModelCard(NamedTuple):
     """What every service must agree on about a model. `names[0]` is the primary served name.
 
-    `parsers` are of the model's text: the tokenizer service says them to the gateways."""
+    `parsers` are of the model's text: the tokenizer service says them to the gateways. `defaults`
+    are sampling parameters for requests that bring none (see generation_config)."""
 
     names: list[str]
     vocab_tokens: int
@@ -43,6 +44,7 @@ class ModelCard(NamedTuple):
     created_s: int
     quantization: str = "none"
     parsers: TextParsers = TextParsers()
+    defaults: dict[str, int | float] = {}
 
     @property
     def variant(self) -> Variant:

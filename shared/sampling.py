@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from operator import attrgetter
 
 import msgspec
 
@@ -10,10 +11,28 @@ from pagemesh.shared.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGPROBS = 64
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORDS = 1024
 # Samplers calculate in float32: within these no scaled logit overflows or becomes a denormal.
 MAX_TEMPERATURE = 1e3
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3
 _MASK64 = (1 << 64) - 1
+# What few requests ask for, so that others pay one comparison for all of it.
+_of_tokens = attrgetter(
+    "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget"
+)
+_NOT_ASKED = (None, [], [], None)
+_restrictions = attrgetter("structured_outputs", "allowed_token_ids", "bad_word_ids", "thinking")
+_UNRESTRICTED = (None, None, [], None)
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
+    """At most `most_tokens` of reasoning, which `opening` begins (empty: the prompt has begun it);
+    then the tokens `closing` are forced."""
+
+    most_tokens: int
+    opening: list[int]
+    closing: list[int]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -22,6 +41,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     Raises ValueError from the constructor; the text starts with the name of the field at fault.
     `max_tokens=None` means as much as fits. `top_k` 0 or -1 is off. `seed` is any int64. Without
     `detokenize` there are token ids and no text.
+
+    `allowed_token_ids` are all that may be generated; `bad_words` are texts that must not be, and
+    `logprob_token_ids` are shown beside the best ones where `logprobs` are asked for. `bad_word_ids`
+    and `thinking` are what the tokenizer service makes of `bad_words`, and of
+    `thinking_token_budget`, for the worker.
     """
 
     n: int = 1
@@ -45,6 +69,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     skip_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = []
+    logprob_token_ids: list[int] = []
+    thinking_token_budget: int | None = None
+    bad_word_ids: list[list[int]] = []
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -65,12 +95,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
             raise _wrong("min_tokens", limit, self.min_tokens)
         _check_logprobs("logprobs", self.logprobs)
         _check_logprobs("prompt_logprobs", self.prompt_logprobs)
+        if _of_tokens(self) != _NOT_ASKED:
+            self._check_tokens()
         if not all(self.stop):
             raise _wrong("stop", "must not contain an empty string", self.stop)
         if self.stop and not self.detokenize:
             raise _wrong("stop", "is looked for in the text: it needs detokenize", self.stop)
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
             raise _wrong("seed", "must fit in 64 bits", self.seed)
+
+    def _check_tokens(self) -> None:
+        if self.allowed_token_ids == []:
+            raise _wrong("allowed_token_ids", "must not be empty", self.allowed_token_ids)
+        if self.allowed_token_ids and self.structured_outputs is not None:
+            raise ValueError("allowed_token_ids cannot be combined with structured outputs")
+        if len(self.bad_words) > MAX_BAD_WORDS or not all(self.bad_words):
+            rule = f"takes at most {MAX_BAD_WORDS} words, none of them empty"
+            raise _wrong("bad_words", rule, len(self.bad_words))
+        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+            rule = f"takes at most {MAX_LOGPROB_TOKEN_IDS} ids"
+            raise _wrong("logprob_token_ids", rule, len(self.logprob_token_ids))
+        if self.logprob_token_ids and self.logprobs is None:
+            raise ValueError("logprob_token_ids needs logprobs to be asked for")
+        if (self.thinking_token_budget or 0) < 0:
+            raise _wrong("thinking_token_budget", "must be at least 0", self.thinking_token_budget)
 
     def _check_ranges(self) -> None:
         if not 0 <= self.temperature <= MAX_TEMPERATURE:
@@ -96,6 +144,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
         seeded = copy(self)
         msgspec.structs.force_setattr(seeded, "seed", seed)
         return seeded
+
+    @property
+    def restricts_tokens(self) -> bool:
+        """Whether a worker must look at what came, or may come, token by token."""
+        return _restrictions(self) != _UNRESTRICTED
 
     @property
     def is_greedy(self) -> bool:

@@ -60,6 +60,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Literal["auto", "none", "mistral", "think"],
         _meta("Tags around the model's reasoning: <think> or Mistral's; auto: as its template"),
     ] = "auto"
+    generation_config: Annotated[
+        str,
+        _meta(
+            "Sampling parameters for requests that bring none; auto: those of the model's "
+            "generation_config.json, vllm: none but pagemesh's own, or a folder with such a file"
+        ),
+    ] = "auto"
     trust_remote_code: Annotated[
         bool, _meta("Run Python code that ships with the model's tokenizer or config")
     ] = False
@@ -207,6 +214,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         Count,
         _meta("Most requests of batches that one gateway has out; a quarter beside other requests"),
     ] = 64
+    trust_request_chat_template: Annotated[
+        bool, _meta("Render the chat templates that requests bring (chat_template), in a sandbox")
+    ] = False
     seed: Annotated[
         int | None,
         _meta("Seed of the seeds drawn for requests that bring none; default: random"),

@@ -52,7 +52,7 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
         text_model=text_model,
         generate=generate._replace(prompt=Prompt()),
         card=card,
-        params=resolve_max_tokens(params, len(ids), card.max_model_len),
+        params=resolve_max_tokens(params, len(ids), card),
         prompt_ids=prompt_ids,
         prompt_text=text if generate.want_prompt_text else None,
         in_reasoning=text_model.in_reasoning(generate.prompt, text),

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Prompt
+from pagemesh.shared.messages import ModelCard, Prompt
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.tokenizer_svc.text_model import TextModel
 
@@ -72,12 +72,15 @@ def check_prompt_logprobs(params: SamplingParams, n_prompt: int) -> None:
         )
 
 
-def resolve_max_tokens(params: SamplingParams, n_prompt: int, max_model_len: int) -> SamplingParams:
-    """`params` with max_tokens known: what fits behind the prompt when it was left open."""
+def resolve_max_tokens(params: SamplingParams, n_prompt: int, card: ModelCard) -> SamplingParams:
+    """`params` with max_tokens known: what fits behind the prompt when it was left open, or the
+    model's default if that is less."""
+    max_model_len = card.max_model_len
     room = max_model_len - n_prompt
     if params.max_tokens is None:
+        most = min(room, int(card.defaults.get("max_tokens", room)))
         try:
-            return msgspec.structs.replace(params, max_tokens=room)
+            return msgspec.structs.replace(params, max_tokens=most)
         except ValueError as error:
             raise RequestError(str(error), param="min_tokens") from error
     if params.max_tokens > room:

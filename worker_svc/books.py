@@ -6,17 +6,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import structlog
 import torch
 
+from pagemesh.shared.generation_config import generation_config
 from pagemesh.shared.grammar import GrammarVocabulary
 from pagemesh.shared.messages import Capacity, ModelCard
-from pagemesh.shared.prepared import PreparedModel
+from pagemesh.shared.prepared import PreparedModel, prepared_folder
 from pagemesh.shared.settings import Settings
 from pagemesh.worker_svc.batch import Batch
 from pagemesh.worker_svc.grammars import Grammars
 from pagemesh.worker_svc.memory import MemoryPlan
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.models.decoder import Decoder
+
+log = structlog.get_logger(__name__)
 
 DTYPES: Final = {
     "auto": torch.bfloat16,
@@ -35,17 +39,22 @@ def bytes_of_weights(config: DecoderConfig, dtype: torch.dtype) -> int:
 def model_card(
     settings: Settings, prepared: PreparedModel, plan: MemoryPlan, dtype: torch.dtype
 ) -> ModelCard:
+    """Raises StartupError for a generation_config.json that cannot be used."""
+    setting = settings.model.generation_config
+    config = generation_config(prepared_folder(settings.model), setting)
+    log.info("sampling_defaults", generation_config=setting, **config.defaults)
     return ModelCard(
         names=settings.model.served_model_name or [prepared.name],
         vocab_tokens=prepared.vocab_tokens,
         max_model_len=plan.max_model_len,
         block_tokens=plan.block_tokens,
         dtype=str(dtype).removeprefix("torch."),
-        eos_token_ids=prepared.eos_token_ids,
+        eos_token_ids=sorted({*prepared.eos_token_ids, *config.eos_token_ids}),
         bos_token_id=prepared.bos_token_id,
         fingerprint=prepared.fingerprint,
         created_s=prepared.created_s,
         quantization=settings.model.quantization,
+        defaults=config.defaults,
     )
 
 

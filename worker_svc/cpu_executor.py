@@ -105,7 +105,7 @@ class CPUExecutor:
         ruled = np.flatnonzero(self._sampling.needs[slots] & RULED)
         if len(ruled):
             grammars = self._sampling.grammars
-            grammars.advance(grammars.matchers(slots[ruled]), tokens.numpy()[ruled].tolist())
+            grammars.advance(grammars.rules(slots[ruled]), tokens.numpy()[ruled].tolist())
 
     def _gather(self, rows: Rows) -> tuple[Tensor, Tensor, AttentionInputs]:
         """Pack the inputs of `rows` from their slots: int64[T] token ids and positions, and what

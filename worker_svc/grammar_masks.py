@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,18 +18,19 @@ def mask_words(vocab_tokens: int) -> int:
     return -(-vocab_tokens // MASK_BITS)
 
 
-def fill_masks(matchers: list[Matcher], masks: NDArray[np.int32]) -> None:
+def fill_masks(matchers: Sequence[Matcher | None], masks: NDArray[np.int32]) -> None:
     """int32[N, ceil(V / 32)], contiguous: bit i of word w allows token 32 w + i. A matcher for
-    which there is no mask is in error after that, and its row holds anything.
+    which there is no mask is in error after that, and its row holds anything; without a matcher
+    any token may come.
 
     A row takes 5 to 15 us. Threads for them cost more in handing over than they save.
     """
     for row, each in enumerate(matchers):
-        if each.is_free:
+        if each is None or each.is_free:
             masks[row] = -1
         else:
             fill_next_token_bitmask(each.core, masks, row)
-        if each.opened_by is not None:
+        if each is not None and each.opened_by is not None:
             word, bit = divmod(each.opened_by, MASK_BITS)
             masks.view(np.uint32)[row, word] |= np.uint32(1 << bit)
 

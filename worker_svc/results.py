@@ -63,9 +63,12 @@ class ResultBuilder:
 
     def _add_logprobs(self, index: Ints, sampled: SampledRows, logprobs: Logprobs) -> None:
         ids, values, ranks = _to_wire(logprobs)
-        for i, row in enumerate(index[sampled.logprob_rows].tolist()):
-            width = 1 + int(sampled.logprob_tops[i])
-            packed_ids, packed_values = ids[i, :width].tobytes(), values[i, :width].tobytes()
+        rows, tops, more = sampled.asked
+        behind = ids.shape[1] - int(more.max())
+        for i, row in enumerate(index[rows].tolist()):
+            own = [slice(1 + tops[i]), slice(behind, behind + more[i])]
+            packed_ids = b"".join([ids[i, part].tobytes() for part in own])
+            packed_values = b"".join([values[i, part].tobytes() for part in own])
             self._logprobs.append(LogprobRow(row, packed_ids, packed_values, int(ranks[i])))
 
     def _add_prompt(self, row: int, score: PromptScores) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,29 +14,38 @@ from pagemesh.kernels import logprobs as reference_logprobs
 from pagemesh.kernels import sample_rows as reference
 from pagemesh.kernels.cpu.sampling import CpuSampling
 from pagemesh.kernels.cpu.team import Team
-from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.kernels.logprobs import Logprobs, with_tokens
 from pagemesh.kernels.sample_rows import SamplingInputs
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.sampling_state import ADJUSTED, LOGPROBS, Needs, SamplingState
 
 
+class LogprobRows(NamedTuple):
+    """Who wants which logprobs: entry i of them belongs to row `rows[i]`, which wants its first
+    `1 + tops[i]` columns, and `more[i]` of the last `more.max()`."""
+
+    rows: Ints
+    tops: Ints
+    more: Ints
+
+
+NO_LOGPROBS: Final = LogprobRows(*np.empty((3, 0), np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """Tokens int64[R] on the device, bool[R] whether a row's logits were finite, and the logprobs
-    of the rows that asked: entry i of `logprobs` belongs to row `logprob_rows[i]`, which wants its
-    first `1 + logprob_tops[i]` columns."""
+    of the rows that asked (see LogprobRows)."""
 
     tokens: Tensor
     finite: NDArray[np.bool_]
-    logprob_rows: Ints
-    logprob_tops: Ints
+    asked: LogprobRows
     logprobs: Logprobs | None
 
 
 def no_rows(device: torch.device) -> SampledRows:
-    none = np.empty(0, np.int64)
     tokens = torch.empty(0, dtype=torch.int64, device=device)
-    return SampledRows(tokens, np.empty(0, np.bool_), none, none, None)
+    return SampledRows(tokens, np.empty(0, np.bool_), NO_LOGPROBS, None)
 
 
 class Sampler:
@@ -56,13 +66,17 @@ class Sampler:
         inputs = self._state.inputs(slots, positions, n_output)
         rows = np.flatnonzero(needs & LOGPROBS)
         if len(rows) == 0:
-            return SampledRows(*self._sample(logits, inputs), rows, rows, None)
+            return SampledRows(*self._sample(logits, inputs), NO_LOGPROBS, None)
         raw, raw_rows = _raw_logits(logits, rows, needs)
         tokens, finite = self._sample(logits, inputs)
         tops = self._state.logprobs[slots[rows]]
         chosen = tokens[torch.from_numpy(rows).to(tokens.device)]
         logprobs, _ = self._logprobs(raw, raw_rows, chosen, int(tops.max()))
-        return SampledRows(tokens, finite, rows, tops, logprobs)
+        more, wanted = self._state.logprob_ids(slots[rows])
+        if wanted.size > 0:
+            at = torch.from_numpy(raw_rows).to(raw.device)
+            logprobs = with_tokens(logprobs, raw, at, torch.from_numpy(wanted).to(raw.device))
+        return SampledRows(tokens, finite, LogprobRows(rows, tops, more), logprobs)
 
     def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, Tensor]:
         """Logprobs of int64[N] `targets` and of the `top` best under float32[N, V] logits, and

@@ -43,7 +43,7 @@ _NO_VALUES: Final = np.empty(0, np.float32)
 
 class HostSamplingState:
     """What is kept of the slots' sampling parameters on any device: what each needs, its edits, its
-    token counts (`n_count_rows` at first), and how far it has followed its rule."""
+    token counts (`n_count_rows` at first), and how far it has followed its rules."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class HostSamplingState:
         self.prompt_logprobs = np.zeros(max_num_seqs, np.int64)
         self._biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}
         self._banned: dict[int, Ints] = {}
+        self._logprob_ids: dict[int, Ints] = {}
         self.counts = TokenCounts(max_num_seqs, vocab_tokens, device, n_rows=n_count_rows)
 
     def note(
@@ -86,9 +87,11 @@ class HostSamplingState:
         if params.min_tokens > 0:
             banned = sorted(filter(self._is_token, {*self._eos_token_ids, *params.stop_token_ids}))
             self._banned[slot] = np.array(banned, np.int64)
-        if params.structured_outputs is not None:
-            generated = token_ids[n_prompt:].tolist()
-            self.grammars.enter(slot, params.structured_outputs, generated)
+        if params.logprob_token_ids:
+            ids = filter(self._is_token, params.logprob_token_ids)
+            self._logprob_ids[slot] = np.array([*ids], np.int64)
+        if params.restricts_tokens:
+            self.grammars.enter(slot, params, token_ids[n_prompt:].tolist())
 
     def _is_token(self, token: int) -> bool:
         """A model may name ids to stop at that it has no logits for; kernels check no bounds."""
@@ -100,12 +103,26 @@ class HostSamplingState:
             self._biases.pop(slot, None)
             self._banned.pop(slot, None)
             self.grammars.leave(slot)
+        if self._logprob_ids:
+            for slot in slots.tolist():
+                self._logprob_ids.pop(slot, None)
 
     def clear(self) -> None:
         self.grammars.clear()
         self._biases.clear()
         self._banned.clear()
+        self._logprob_ids.clear()
         self.counts.clear()
+
+    def logprob_ids(self, slots: Ints) -> tuple[Ints, Ints]:
+        """Which further tokens those rows want the logprobs of: how many, int64[N], and which,
+        int64[N, most of them], filled up with zeros."""
+        wanted = [self._logprob_ids.get(slot, _NO_IDS) for slot in slots.tolist()]
+        counts = np.array([*map(len, wanted)], np.int64)
+        ids = np.zeros((len(wanted), counts.max(initial=0)), np.int64)
+        for row, own in enumerate(wanted):
+            ids[row, : len(own)] = own
+        return counts, ids
 
     def edits(self, slots: Ints, n_output: Ints) -> Edits:
         """Biases, and bans of the tokens that must not end a request yet, for a step's rows."""
@@ -127,9 +144,9 @@ class HostSamplingState:
     def _edits_of(self, slot: int, n_output: int) -> Iterator[tuple[Ints, NDArray[np.float32]]]:
         if slot in self._biases:
             yield self._biases[slot]
-        # A rule that allows nothing but the end has the last word.
-        if n_output < self.min_tokens[slot] and not self.grammars.is_done(slot):
-            banned = self._banned[slot]
+        banned = self._banned.get(slot, _NO_IDS)
+        # Rules that allow nothing but these have the last word.
+        if n_output < self.min_tokens[slot] and not self.grammars.allows_only(slot, banned):
             yield banned, np.full(len(banned), -np.inf, np.float32)
 
 
@@ -153,8 +170,6 @@ class SamplingState(HostSamplingState):
             grammars=grammars,
         )
         self._params = np.zeros(max_num_seqs, PARAMS)
-        self._masks: dict[int, NDArray[np.int32]] = {}
-        """Of the last rows with rules, by slot."""
 
     def enter(
         self, slot: int, params: SamplingParams, seed: int, token_ids: Tensor, n_prompt: int
@@ -168,12 +183,9 @@ class SamplingState(HostSamplingState):
     def inputs(self, slots: Ints, positions: Ints, n_output: Ints) -> SamplingInputs:
         """See Sampler."""
         if not self.grammars.is_empty:
-            self._make_masks(slots[self.needs[slots] & RULED > 0])
+            self.grammars.masks(slots[self.needs[slots] & RULED > 0])
         params, edits, counts = self._params[slots], self.edits(slots, n_output), self.counts
         return SamplingInputs(params, positions, edits, counts.seen, counts.output_counts)
-
-    def _make_masks(self, slots: Ints) -> None:
-        self._masks = dict(zip(slots.tolist(), self.grammars.masks(slots), strict=True))
 
     def _may_edit(self) -> bool:
         return super()._may_edit() or not self.grammars.is_empty
@@ -182,7 +194,7 @@ class SamplingState(HostSamplingState):
         """What a rule does not allow is one more ban."""
         yield from super()._edits_of(slot, n_output)
         if self.needs[slot] & RULED:
-            banned = banned_tokens(self._masks[slot], self._vocab_tokens)
+            banned = banned_tokens(self.grammars.mask(slot), self._vocab_tokens)
             yield banned, np.full(len(banned), -np.inf, np.float32)
 
 
@@ -271,7 +283,7 @@ def _needs(params: SamplingParams) -> int:
         MIN_TOKENS: params.min_tokens > 0,
         LOGPROBS: params.logprobs is not None,
         PROMPT_LOGPROBS: params.prompt_logprobs is not None,
-        RULED: params.structured_outputs is not None,
+        RULED: params.restricts_tokens,
         FILTERED: not params.is_greedy
         and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0),
     }

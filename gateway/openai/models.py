@@ -52,6 +52,7 @@ def _shown(model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.card.max_model_len,
         "root": model.card.names[0],
         "parent": None,
+        "default_sampling_params": model.card.defaults,
     }
 
 

@@ -66,7 +66,8 @@ def split_key(request: web.Request, body: GenerationRequest) -> str:
 
 
 def chat_params(request: ChatRequest, card: ModelCard) -> SamplingParams:
-    """Raises RequestError (400) naming the field. Without a limit, max_tokens is what fits."""
+    """Raises RequestError (400) naming the field. Without a limit, max_tokens is what fits, or the
+    model's default."""
     limit_name, max_tokens = _limit(request)
     if max_tokens == 0:
         raise bad(limit_name, "must be at least 1")
@@ -108,12 +109,13 @@ def _build(
     request: GenerationRequest, card: ModelCard, limit_name: str, **fields: Any
 ) -> SamplingParams:
     _check_request(request, card)
-    values = zip(_SAME_NAME, _same_values(request), strict=True)
-    given = {name: value for name, value in values if value is not None}
+    named = zip(_SAME_NAME, _same_values(request), strict=True)
+    given = {name: value for name, value in named if value is not None}
     logit_bias = _logit_bias(request.logit_bias, card) if request.logit_bias else {}
     rule = structured_outputs(request)
     try:
-        return SamplingParams(**(given | fields), logit_bias=logit_bias, structured_outputs=rule)
+        values = {**card.defaults, **given, **fields}
+        return SamplingParams(**values, logit_bias=logit_bias, structured_outputs=rule)
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         param = limit_name if name == "max_tokens" else name

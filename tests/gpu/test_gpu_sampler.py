@@ -126,8 +126,8 @@ def test_logprobs_are_of_the_raw_logits(device: str, dtype: torch.dtype) -> None
         pair.enter(slot, params)
     logits = random_logits(4, device, dtype)
     sampled = pair.step(logits, [2, 0, 3, 1])
-    assert sampled.logprob_rows.tolist() == [0, 2]
-    assert sampled.logprob_tops.tolist() == [0, 5]
+    assert sampled.asked.rows.tolist() == [0, 2]
+    assert sampled.asked.tops.tolist() == [0, 5]
     chosen = sampled.result[0][[0, 2]].cpu().to(torch.int64)
     expected, _ = token_logprobs(logits.float().cpu(), torch.tensor([0, 2]), chosen, 5)
     assert sampled.logprobs is not None

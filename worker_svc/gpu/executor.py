@@ -335,8 +335,7 @@ class GPUExecutor:
         host = SampledRows(
             result[0, :n],
             result[1, :n].numpy(),
-            sampled.logprob_rows,
-            sampled.logprob_tops,
+            sampled.asked,
             logprobs,
         )
         scores = [

@@ -8,20 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pagemesh.shared.grammar import Matcher
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.executor import Computed
 from pagemesh.worker_svc.gpu.sampler import RowMasks
 from pagemesh.worker_svc.gpu.staging import pinned
+from pagemesh.worker_svc.grammars import AnswerRules
 from pagemesh.worker_svc.sampling_state import RULED, HostSamplingState
 
 
 class _Awaited(NamedTuple):
-    """Tokens on their way: entry i of `rows`, among those that a step sampled, is for matcher i.
+    """Tokens on their way: entry i of `rows`, among those that a step sampled, is for rules i.
     Its slot may pass to another request meanwhile."""
 
     rows: Ints
-    matchers: list[Matcher]
+    rules: list[AnswerRules]
     computed: Computed
 
 
@@ -49,8 +49,8 @@ class RuledRows:
         """A step that samples for `slots` was launched."""
         rows = self._ruled(slots)
         if len(rows) > 0:
-            matchers = self._state.grammars.matchers(slots[rows])
-            self._awaited.append(_Awaited(rows, matchers, computed))
+            rules = self._state.grammars.rules(slots[rows])
+            self._awaited.append(_Awaited(rows, rules, computed))
 
     def _masks(self, slots: Ints) -> Tensor:
         """Filled where the device copies them from: a row is as wide as the vocabulary."""
@@ -65,6 +65,6 @@ class RuledRows:
 
     def _catch_up(self) -> None:
         awaited, self._awaited = self._awaited, []
-        for rows, matchers, computed in awaited:
+        for rows, rules, computed in awaited:
             computed.wait()
-            self._state.grammars.advance(matchers, computed.sampled.tokens[rows].tolist())
+            self._state.grammars.advance(rules, computed.sampled.tokens[rows].tolist())

@@ -13,10 +13,11 @@ from pagemesh.kernels.gpu.logprobs import token_logprobs
 from pagemesh.kernels.gpu.penalties import add_edits, apply_penalties, count_tokens, widen
 from pagemesh.kernels.gpu.row_params import SamplingRows
 from pagemesh.kernels.gpu.sampling import SampledTokens, sample_rows
-from pagemesh.kernels.logprobs import Logprobs
+from pagemesh.kernels.logprobs import Logprobs, with_tokens
 from pagemesh.worker_svc.batch import Ints
 from pagemesh.worker_svc.gpu.sampling_state import GPUSamplingState, upload
 from pagemesh.worker_svc.grammar_masks import mask_words
+from pagemesh.worker_svc.sampler import NO_LOGPROBS, LogprobRows
 from pagemesh.worker_svc.sampling_state import (
     ADJUSTED,
     FILTERED,
@@ -26,7 +27,6 @@ from pagemesh.worker_svc.sampling_state import (
 )
 
 _MORE: Final = ADJUSTED | FILTERED | LOGPROBS
-_NO_ROWS: Final = np.empty(0, np.int64)
 
 
 class HostRows(NamedTuple):
@@ -47,13 +47,11 @@ class RowMasks(NamedTuple):
 
 class GPUSampled(NamedTuple):
     """`result` int32[2, R or more], tokens and whether a row's logits were finite, and the logprobs
-    of the rows that asked: entry i of `logprobs` belongs to row `logprob_rows[i]`, which wants its
-    first `1 + logprob_tops[i]` columns. `uncounted` are the rows, if tokens of some are still to be
-    counted. Tensors are on the device."""
+    of the rows that `asked`. `uncounted` are the rows, if tokens of some are still to be counted.
+    Tensors are on the device."""
 
     result: Tensor
-    logprob_rows: Ints = _NO_ROWS
-    logprob_tops: Ints = _NO_ROWS
+    asked: LogprobRows = NO_LOGPROBS
     logprobs: Logprobs | None = None
     uncounted: SamplingRows | None = None
 
@@ -113,7 +111,10 @@ class GPUSampler:
         index = upload(wanted, logits.device)
         chosen = result[0].index_select(0, index)
         logprobs, _ = token_logprobs(logits, index, chosen, int(tops.max()))
-        return GPUSampled(result, wanted, tops, logprobs)
+        more, ids = self._state.logprob_ids(host.slots[wanted])
+        if ids.size > 0:
+            logprobs = with_tokens(logprobs, logits, index, upload(ids, logits.device))
+        return GPUSampled(result, LogprobRows(wanted, tops, more), logprobs)
 
     def score(self, logits: Tensor, targets: Tensor, top: int) -> tuple[Logprobs, Tensor]:
         """Logprobs of int[N] `targets` and of the `top` best under raw [N, V] logits, and whether
