@@ -30,3 +30,5 @@ class Backend:
     offload: Offload
     open_requests: OpenRequests
     cancellations: Cancellations
+    trusts_chat_templates: bool = False
+    """Whether those of requests are rendered."""

@@ -77,6 +77,7 @@ class GatewayService:
             offload=Offload(),
             open_requests=open_requests,
             cancellations=Cancellations(runtime.registry.cancels, open_requests),
+            trusts_chat_templates=gateway.trust_request_chat_template,
         )
         self._routes = api_routes(self.backend, client_access(gateway))
         self._batches = BatchService(runtime, self.backend, self._routes)

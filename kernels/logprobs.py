@@ -42,8 +42,8 @@ def token_logprobs(
 
 
 def with_tokens(logprobs: Logprobs, logits: Tensor, rows: Tensor, wanted: Tensor) -> Logprobs:
-    """`logprobs`, those of the rows int64[R] of [N, V] logits, with a column for each of int64[R, M]
-    `wanted` tokens behind the others."""
+    """`logprobs`, those of the rows int64[R] of [N, V] logits, with a column for each of the
+    `wanted` tokens int64[R, M] behind the others."""
     chosen, values = logprobs.ids[:, 0].to(torch.int64), logprobs.values
     normaliser = logits[rows, chosen].to(torch.float32) - values[:, 0]
     more = logits[rows.unsqueeze(1), wanted].to(torch.float32) - normaliser.unsqueeze(1)

@@ -59,7 +59,8 @@ class Started(NamedTuple):
 
 
 class LogprobRow(NamedTuple):
-    """`ids[0]` is the chosen token, the rest are the top-k, best first; `values` float32."""
+    """`ids[0]` is the chosen token, then come the top-k, best first, then those that were asked for
+    by id; `values` float32."""
 
     key: int
     ids: bytes

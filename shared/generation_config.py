@@ -1,4 +1,4 @@
-"""The model's own sampling parameters, for requests that say nothing: its generation_config.json."""
+"""The model's own sampling parameters, of its generation_config.json, for requests without."""
 
 from __future__ import annotations
 

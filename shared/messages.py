@@ -140,7 +140,10 @@ class WireError(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Exactly one of `messages`, `text` and `token_ids` is given. `tools` go with messages."""
+    """Exactly one of `messages`, `text` and `token_ids` is given. `tools`, `documents`,
+    `chat_template` (instead of the model's) and `options`, which the template must know, go with
+    messages; `suffix`, what stands behind the gap to fill, with a text. Of a prompt's tokens the
+    last `truncate_tokens` count; -1: as many as fit, 0: all."""
 
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
@@ -150,6 +153,11 @@ class Prompt(NamedTuple):
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
+    documents: list[dict[str, Any]] = []
+    chat_template: str = ""
+    options: dict[str, str] = {}
+    suffix: str = ""
+    truncate_tokens: int = 0
 
 
 LAST_PRIORITY: Final = 2**31 - 1
@@ -218,8 +226,9 @@ class Accepted(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """Logprob of one token and the best alternatives, most probable first. Raw-model values, always
-    finite. `data` are the token's raw bytes (half a character is representable)."""
+    """Logprob of one token and the best alternatives, most probable first; behind them, with rank
+    0, tokens that were asked for. Raw-model values, always finite. `data` are the token's raw bytes
+    (half a character is representable)."""
 
     token_id: int
     token: str

@@ -43,9 +43,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     `detokenize` there are token ids and no text.
 
     `allowed_token_ids` are all that may be generated; `bad_words` are texts that must not be, and
-    `logprob_token_ids` are shown beside the best ones where `logprobs` are asked for. `bad_word_ids`
-    and `thinking` are what the tokenizer service makes of `bad_words`, and of
-    `thinking_token_budget`, for the worker.
+    `logprob_token_ids` are shown beside the best ones where `logprobs` are asked for. The tokenizer
+    service makes `bad_word_ids` of `bad_words`, and `thinking` of `thinking_token_budget`, for the
+    worker.
     """
 
     n: int = 1

@@ -16,10 +16,13 @@ from pagemesh.tokenizer_svc.checks import (
     check_params,
     check_prompt,
     check_prompt_logprobs,
+    check_question,
     check_text,
+    param_of,
     resolve_max_tokens,
 )
 from pagemesh.tokenizer_svc.text_model import TextModel
+from pagemesh.tokenizer_svc.token_rules import bad_word_ids, thinking_budget
 
 
 class Prepared(NamedTuple):
@@ -43,10 +46,7 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     ids, text = _encode(text_model, generate, card)
     check_prompt_logprobs(generate.params, len(ids))
     prompt_ids = pack_ids(ids)
-    params = generate.params
-    if params.structured_outputs is not None:
-        rule = text_model.after_reasoning(params.structured_outputs, generate.prompt, text)
-        params = msgspec.structs.replace(params, structured_outputs=rule)
+    params = _worded(generate.params, text_model, generate.prompt, text)
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(
         text_model=text_model,
@@ -58,6 +58,23 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
         in_reasoning=text_model.in_reasoning(generate.prompt, text),
         hashes=b"".join(hashes),
     )
+
+
+def _worded(
+    params: SamplingParams, text_model: TextModel, prompt: Prompt, text: str | None
+) -> SamplingParams:
+    """`params` for an answer to `prompt`, whose text is `text`, as a worker understands them, which
+    knows no text."""
+    if params.structured_outputs is not None:
+        rule = text_model.after_reasoning(params.structured_outputs, prompt, text)
+        params = msgspec.structs.replace(params, structured_outputs=rule)
+    if params.bad_words:
+        ids = bad_word_ids(params.bad_words, text_model)
+        params = msgspec.structs.replace(params, bad_word_ids=ids)
+    if params.thinking_token_budget is not None:
+        thinking = thinking_budget(params.thinking_token_budget, text_model, prompt, text)
+        params = msgspec.structs.replace(params, thinking=thinking)
+    return params
 
 
 def _check_prior_ids(generate: Generate, text_model: TextModel) -> None:
@@ -74,14 +91,40 @@ def _encode(
     """The prompt's ids, which the model has room for, and its text if that is known or wanted."""
     prompt = generate.prompt
     text = text_model.text_of(prompt)
+    if prompt.truncate_tokens:
+        return _encode_end(text_model, generate, card, text)
     if text is not None:
         check_text(prompt, text_model.vocabulary.min_tokens(text), card.max_model_len)
     ids = text_model.encode_as(prompt, text)
-    room = 0 if generate.params.max_tokens == 0 else 1
-    check_prompt(prompt, len(ids), card.max_model_len, room=room)
+    check_prompt(prompt, len(ids), card.max_model_len, room=_room(generate.params))
     if text is None and generate.want_prompt_text:
         text = text_model.decode(ids, skip_special_tokens=False)
     return ids, text
+
+
+def _encode_end(
+    text_model: TextModel, generate: Generate, card: ModelCard, text: str | None
+) -> tuple[list[int], str | None]:
+    """`_encode` of a prompt of which the last tokens count. The text is theirs."""
+    prompt, params = generate.prompt, generate.params
+    n_units = len(prompt.token_ids or b"") // 4 if text is None else len(text)
+    check_question(n_units, card.max_model_len, param=param_of(prompt))
+    ids = text_model.encode_as(prompt, text)
+    most = prompt.truncate_tokens
+    if most < 0:
+        most = max(1, card.max_model_len - max(_room(params), params.max_tokens or 0))
+    if len(ids) > most:
+        ids = ids[-most:]
+        text = text_model.decode(ids, skip_special_tokens=False)
+    check_prompt(prompt, len(ids), card.max_model_len, room=_room(params))
+    if text is None and generate.want_prompt_text:
+        text = text_model.decode(ids, skip_special_tokens=False)
+    return ids, text
+
+
+def _room(params: SamplingParams) -> int:
+    """How many tokens must fit behind the prompt at least."""
+    return 0 if params.max_tokens == 0 else 1
 
 
 def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:
@@ -109,7 +152,7 @@ def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:
 
 
 def _params_of_choice(params: SamplingParams, index: int, *, resumed: bool) -> SamplingParams:
-    """What its engine needs to know. Stop strings stay here."""
+    """What its engine needs to know. What is written in words stays here."""
     if params.seed is None:
         raise RequestError("seed is missing: it is drawn where the request enters", param="seed")
     return msgspec.structs.replace(
@@ -117,6 +160,8 @@ def _params_of_choice(params: SamplingParams, index: int, *, resumed: bool) -> S
         n=1,
         seed=child_seed(params.seed, index),
         stop=[],
+        bad_words=[],
+        thinking_token_budget=None,
         # They come once, with the first delta of choice 0; a resumed choice has had one.
         prompt_logprobs=params.prompt_logprobs if index == 0 and not resumed else None,
     )

@@ -19,8 +19,18 @@ PIECE_ENTRIES: Final = 4096
 _ID_BYTES: Final = 4
 
 
-def token_logprob(text_model: TextModel, row: LogprobRow) -> TokenLogprob:
-    return _format(text_model, unpack_ids(row.ids), _floats(row.values), row.rank)
+def token_logprob(text_model: TextModel, row: LogprobRow, top: int) -> TokenLogprob:
+    """`top` of the row's ids are the best ones."""
+    ids, values = unpack_ids(row.ids), _floats(row.values)
+    shown = _format(text_model, ids[: 1 + top], values[: 1 + top], row.rank)
+    if len(ids) <= 1 + top:
+        return shown
+    best = {token_id for token_id, *_ in shown.top}
+    pairs = zip(ids[1 + top :], values[1 + top :], strict=True)
+    more = {token_id: value for token_id, value in pairs if token_id not in best}
+    vocabulary = text_model.vocabulary
+    asked = [(*vocabulary.shown(token_id), finite(value), 0) for token_id, value in more.items()]
+    return shown._replace(top=[*shown.top, *asked])
 
 
 def pieces(

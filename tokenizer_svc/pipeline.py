@@ -214,8 +214,9 @@ class Pipeline:
         else:
             delta = self._finish(choice, text, packed_ids, finish)
         if logprob_rows:
+            top = choice.params.logprobs or 0
             logprobs = [
-                token_logprob(choice.text_model, entry) for entry in logprob_rows[:n_tokens]
+                token_logprob(choice.text_model, entry, top) for entry in logprob_rows[:n_tokens]
             ]
             delta = delta._replace(logprobs=logprobs)
         fed.deltas.append(delta)

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -110,6 +110,8 @@ class ChatTemplate:
         self._sandbox = _Sandbox()
         try:
             self._template = self._sandbox.from_string(source)
+            self.variables: Final = meta.find_undeclared_variables(self._sandbox.parse(source))
+            """That it reads and does not set."""
         except TemplateSyntaxError as error:
             raise StartupError(
                 f"the chat template is not valid Jinja (line {error.lineno}: {error.message}); "

@@ -14,6 +14,7 @@ from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import ModelSettings, Settings
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.text_parsers import (
+    NONE,
     REASONING_TAGS,
     TextParsers,
     marks_of,
@@ -23,6 +24,7 @@ from pagemesh.shared.text_parsers import (
 from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc.chat_form import ChatForm
 from pagemesh.tokenizer_svc.decode import TextDecoder, incremental_decoder
+from pagemesh.tokenizer_svc.given_templates import GivenTemplates, template_variables
 from pagemesh.tokenizer_svc.rules import Rules
 from pagemesh.tokenizer_svc.templates import ChatTemplate
 from pagemesh.tokenizer_svc.vocabulary import Vocabulary
@@ -30,6 +32,12 @@ from pagemesh.tokenizer_svc.vocabulary import Vocabulary
 TEMPLATE_FILE: Final = "chat_template.jinja"
 # More than the longest tag and the white space that templates write behind it.
 _TAIL_CHARS: Final = 64
+# Tokens in front of a text with a gap, in the gap and behind it all, in several families.
+_GAP_MARKS: Final = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
 _CONTINUE_MARK: Final = "continue-here-5d1f "
 
 
@@ -46,6 +54,7 @@ class TextModel:
         self.rules = Rules(folder, prepared)
         self._template = _load_template(folder / TEMPLATE_FILE, prepared)
         self._form = ChatForm(self._template) if self._template is not None else None
+        self._given_templates = GivenTemplates(prepared.template_tokens)
         self.parsers: Final = self._text_parsers(settings.model)
         self._hidden = {
             keeps: self.vocabulary.hidden(
@@ -62,7 +71,9 @@ class TextModel:
         """The text of `prompt`, rendered if it is a chat; None when it was given as ids."""
         if prompt.token_ids is not None:
             return None
-        return self.render(prompt) if prompt.messages is not None else prompt.text or ""
+        if prompt.messages is not None:
+            return self.render(prompt)
+        return self._with_suffix(prompt) if prompt.suffix else prompt.text or ""
 
     def encode_as(self, prompt: Prompt, text: str | None) -> list[int]:
         """`encode` when `text_of(prompt)` is known already."""
@@ -74,7 +85,10 @@ class TextModel:
 
     def render(self, prompt: Prompt) -> str:
         """The text of a chat. Raises RequestError (400), with the template's own message."""
-        if self._template is None or self._form is None:
+        template, form = self._template, self._form
+        if prompt.chat_template:
+            template, form = self._given_templates(prompt.chat_template)
+        if template is None or form is None:
             raise RequestError(
                 "this model has no chat template: use completions, or start the server with "
                 "--chat-template",
@@ -82,17 +96,34 @@ class TextModel:
             )
         if not prompt.messages:
             raise RequestError("messages must not be empty", param="messages")
-        chat = self._form.chat(prompt.messages, prompt.tools)
+        chat = form.chat(prompt.messages, prompt.tools)
         variables = prompt.template_kwargs
+        if prompt.options or prompt.documents:
+            thinks = self.parsers.reasoning != NONE
+            variables = {**template_variables(prompt, template, thinks=thinks), **variables}
         if prompt.tools:
             variables = {**variables, "tools": prompt.tools}
         if prompt.continue_final_message:
-            return _render_continued(self._template, chat, variables)
-        return self._template.render(
+            return _render_continued(template, chat, variables)
+        return template.render(
             chat,
             add_generation_prompt=prompt.add_generation_prompt,
             variables=variables,
         )
+
+    def _with_suffix(self, prompt: Prompt) -> str:
+        """A gap to fill, in the words that the model was trained on. Raises RequestError (400) for
+        a model that has none."""
+        known = self.vocabulary.tokenizer.token_to_id
+        marks = next((each for each in _GAP_MARKS if None not in map(known, each)), None)
+        if marks is None:
+            raise RequestError(
+                "suffix cannot be used: this model's tokenizer has no tokens for a gap to fill",
+                code="unsupported_parameter",
+                param="suffix",
+            )
+        before, gap, behind = marks
+        return f"{before}{prompt.text or ''}{gap}{prompt.suffix}{behind}"
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)

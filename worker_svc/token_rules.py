@@ -1,5 +1,5 @@
-"""What an answer may hold, by token ids alone: the ids that are allowed, words that must not come, the
-end of the reasoning when its budget is used up.
+"""What an answer may hold, by token ids alone: the ids that are allowed, words that must not come,
+the end of the reasoning when its budget is used up.
 
 Rules are functions of the tokens generated so far, as those of grammars are.
 """

@@ -19,7 +19,7 @@ from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.open_requests import OpenRequest
 from pagemesh.gateway.openai.deadline import cut_off, timeout_of
-from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.openai.params import TIERS, Seeds
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
 from pagemesh.gateway.openai.sse import Chunks, stream
 from pagemesh.gateway.openai.tools import ToolUse
@@ -28,6 +28,7 @@ from pagemesh.gateway.whole import json_answer
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta, Generate, Prompt
 from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.wire import unpack_ids
 
 # A client that reads nothing while this much gathers is given up.
 MAX_PENDING_BYTES: Final = 4 * 2**20
@@ -66,13 +67,25 @@ class Job(msgspec.Struct, frozen=True):
             model=self.served.card.names[0],
             prompt=self.prompts[index],
             params=params,
-            priority=self.body.priority or 0,
+            priority=self._priority,
             arrival_s=time.time(),
             cache_salt=self.body.cache_salt or "",
             want_prompt_text=self.want_prompt_text,
             cache_key=self.body.prompt_cache_key or "",
             keeps_marks=self.keeps_marks,
         )
+
+    @property
+    def _priority(self) -> int:
+        if self.body.priority is None and self.body.service_tier is not None:
+            return TIERS[self.body.service_tier]
+        return self.body.priority or 0
+
+    @property
+    def echoes(self) -> dict[str, Any]:
+        """What an answer repeats of its request; nothing for most."""
+        tier = self.body.service_tier
+        return {} if tier is None else {"service_tier": "default" if tier == "auto" else tier}
 
     def generation(self, on_overflow: Callable[[Generation], None]) -> Generation:
         """Whole completions repeat the prompt's logprobs in each choice; streams word one choice
@@ -88,6 +101,11 @@ class Job(msgspec.Struct, frozen=True):
             max_held_bytes=MAX_WHOLE_BYTES,
             on_overflow=on_overflow,
         )
+
+
+def named_ids(name: bytes, packed: bytes) -> bytes:
+    """A field of token ids, behind a comma."""
+    return b',"%b":%b' % (name, encode_json(unpack_ids(packed)))
 
 
 def new_id(prefix: str) -> str:
@@ -189,6 +207,7 @@ class ChunkFrame:
             "object": object_name,
             "created": job.created_s,
             "model": job.served.name,
+            **job.echoes,
         }
         self._head = b"data: " + encode_json(envelope)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self._options.include_usage else b"]}\n\n"
@@ -198,10 +217,10 @@ class ChunkFrame:
         Not for answers that count in each chunk."""
         return self._head + before, after + self._tail
 
-    def event(self, choice: bytes) -> bytes:
-        """One chunk with one choice."""
+    def event(self, choice: bytes, more: bytes = b"") -> bytes:
+        """One chunk with one choice. `more` fields of the chunk begin with a comma."""
         tail = self._usage_tail() if self.counts_each else self._tail
-        return self._head + choice + tail
+        return self._head + choice + (b"]" + more + tail[1:] if more else tail)
 
     def usage_event(self) -> bytes:
         """The chunk without choices that ends a stream, if asked for."""

@@ -13,6 +13,7 @@ from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.openai.answer import Job, new_id, respond
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
+from pagemesh.gateway.openai.chat_options import with_options
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
 from pagemesh.gateway.openai.forced_calls import with_forced_calls
@@ -42,24 +43,29 @@ class ChatEndpoint:
         raw = await request.read()
         body = await self._reader.read(raw)
         served = self._backend.router.resolve(body.model, split_key(request, body))
-        job = await self._backend.offload.run(len(raw), chat_job, body, served, new_id("chatcmpl"))
+        trusts = self._backend.trusts_chat_templates
+        made_of = chat_job, body, served, new_id("chatcmpl"), trusts
+        job = await self._backend.offload.run(len(raw), *made_of)
         for name in unknown_fields(job.prompts[0].messages or []):
             self._on_unknown(f"messages.{name}")
         return job
 
 
-def chat_job(body: ChatRequest, served: ServedModel, answer_id: str) -> Job:
+def chat_job(
+    body: ChatRequest, served: ServedModel, answer_id: str, trusts_templates: bool = False
+) -> Job:
     """Raises RequestError (400) naming the field at fault."""
     use = tool_use(body, served.card)
     params = chat_params(body, served.card)
     if use is not None and use.is_forced:
         params = with_forced_calls(params, use)
+    prompt = chat_prompt(body, body.messages, use.tools if use else None)
     return Job(
         id=answer_id,
         created_s=int(time.time()),
         served=served,
         body=body,
-        prompts=[chat_prompt(body, body.messages, use.tools if use else None)],
+        prompts=[with_options(prompt, body, trusts_templates=trusts_templates)],
         params=params,
         tool_use=use,
         keeps_marks=use is not None or served.card.parsers.reasoning != NONE,

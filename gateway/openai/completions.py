@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cached_property, partial
+from math import inf
 from typing import Any, Final
 
 from aiohttp import web
@@ -11,16 +12,34 @@ from aiohttp import web
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation, logprob_bytes
-from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, new_id, respond
+from pagemesh.gateway.openai.answer import (
+    ChunkFrame,
+    Job,
+    encode_json,
+    named_ids,
+    new_id,
+    respond,
+)
 from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
 from pagemesh.gateway.openai.fields import COMPLETION_REFUSED
-from pagemesh.gateway.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from pagemesh.gateway.openai.logprobs import (
+    CompletionLogprobs,
+    id_as_text,
+    prompt_logprobs,
+    with_ids_as_text,
+)
 from pagemesh.gateway.openai.params import completion_params, split_key
-from pagemesh.gateway.openai.prompts import check_choices, check_id_lists, completion_prompts
+from pagemesh.gateway.openai.prompts import (
+    MIN_TRUNCATED_LIMIT_TOKENS,
+    check_choices,
+    check_id_lists,
+    completion_prompts,
+)
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.sse import OPENAI
 from pagemesh.gateway.openai.usage import usage
-from pagemesh.shared.messages import Delta, Prompt, Tokenize, Tokenized
+from pagemesh.shared.messages import Delta, Prompt, Tokenize, Tokenized, TokenLogprob
+from pagemesh.shared.wire import unpack_ids
 
 _GOES_ON: Final = b'"finish_reason":null,"stop_reason":null'
 _PLAIN: Final = b',"logprobs":null,' + _GOES_ON + b"}"
@@ -41,21 +60,26 @@ class CompletionsEndpoint:
     async def job(self, request: web.Request) -> Job:
         """What the request asks for. Raises RequestError."""
         raw = await request.read()
-        body = await self._reader.read(raw, self._id_limit())
+        body = await self._reader.read(raw, self._id_limit(raw))
         served = self._backend.router.resolve(body.model, split_key(request, body))
         return await self._backend.offload.run(len(raw), completion_job, body, served)
 
-    def _id_limit(self) -> IdLimit | None:
-        """The longest context there is; the model's own is checked once its name is known."""
+    def _id_limit(self, raw: bytes) -> IdLimit | None:
+        """The longest context there is; the model's own is checked once its name is known. More of
+        a prompt that will be truncated."""
         longest_tokens = self._backend.directory.longest_context_tokens
-        return None if longest_tokens is None else IdLimit("prompt", longest_tokens, check_id_lists)
+        if longest_tokens is None:
+            return None
+        # So many ids need twice as many bytes.
+        if len(raw) > 2 * longest_tokens and b'"truncate_prompt_tokens"' in raw:
+            longest_tokens = max(longest_tokens, MIN_TRUNCATED_LIMIT_TOKENS)
+        return IdLimit("prompt", longest_tokens, check_id_lists)
 
 
 def completion_job(body: CompletionRequest, served: ServedModel) -> Job:
     """Raises RequestError (400) naming the field at fault."""
-    special = body.add_special_tokens is not False
     params = completion_params(body, served.card)
-    prompts = completion_prompts(body.prompt, served.card, add_special_tokens=special)
+    prompts = completion_prompts(body, served.card)
     check_choices(len(prompts), params.n)
     return Job(
         id=new_id("cmpl"),
@@ -74,20 +98,29 @@ class CompletionAnswer:
     framing: Final = OPENAI
 
     def __init__(self, backend: Backend, job: Job, generation: Generation) -> None:
+        body = job.body
+        assert isinstance(body, CompletionRequest)
         self._backend = backend
         self._job = job
         self._generation = generation
+        self._n_shown = body.n or 1
+        """Of a prompt's choices; all but of those that `best_of` asks for."""
+        self._shows_ids = bool(body.return_token_ids)
+        self._ids_as_text = bool(body.return_tokens_as_token_ids)
+        self._shows_logprobs = body.logprobs is not None
         n_choices = len(job.prompts) * job.params.n
         self._to_echo = set(range(n_choices)) if job.want_prompt_text else set()
         self._logprobs: list[CompletionLogprobs] = []
-        if job.params.logprobs is not None:
+        if self._shows_logprobs:
             self._logprobs = [CompletionLogprobs() for _ in range(n_choices)]
         self._first_tokens: dict[bytes, str] = {}
+        self._prompt_ids_of = set(range(n_choices)) if self._shows_ids else set()
+        """Choices whose first chunk is to come."""
 
     async def prepare(self) -> None:
         """The first prompt token has no logprob row, so its text must be asked for: those of all
         prompts at once, since each question may be refused when many wait."""
-        if self._to_echo and self._job.params.logprobs is not None:
+        if self._to_echo and self._shows_logprobs:
             first_ids = list({prompt.first_id for prompt in self._generation.prompts})
             tokens = await self._tokens(b"".join(first_ids))
             self._first_tokens = dict(zip(first_ids, tokens, strict=True))
@@ -95,25 +128,34 @@ class CompletionAnswer:
     def whole(self, gains: list[Delta]) -> dict[str, Any]:
         scored = [prompt_logprobs(prompt.logprobs) for prompt in self._generation.prompts]
         n = self._job.params.n
+        if n > self._n_shown:
+            gains = best_choices(gains, n, self._n_shown)
+        choices = [self._choice(gain, scored[gain.choice // n]) for gain in gains]
         return {
             "id": self._job.id,
             "object": "text_completion",
             "created": self._job.created_s,
             "model": self._job.served.name,
-            "choices": [self._choice(gain, scored[gain.choice // n]) for gain in gains],
+            "choices": [{"index": index, **each} for index, each in enumerate(choices)],
             "usage": usage(self._generation),
+            **self._job.echoes,
         }
 
     def _choice(self, gain: Delta, scored_prompt: list[Any] | None) -> dict[str, Any]:
         text, logprobs = self._text_and_logprobs(gain)
         return {
-            "index": gain.choice,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": gain.finish_reason,
             "stop_reason": gain.stop_reason,
             "prompt_logprobs": scored_prompt,
+            **(self._ids_of(gain) if self._shows_ids else {}),
         }
+
+    def _ids_of(self, gain: Delta) -> dict[str, list[int]]:
+        prompt = self._generation.prompts[gain.choice // self._job.params.n]
+        prompt_ids = unpack_ids(prompt.ids)
+        return {"prompt_token_ids": prompt_ids, "token_ids": unpack_ids(gain.token_ids)}
 
     @cached_property
     def _frame(self) -> ChunkFrame:
@@ -122,7 +164,7 @@ class CompletionAnswer:
     @cached_property
     def _plain(self) -> tuple[bytes, bytes] | None:
         """Around index and text, if nothing else of a chunk may change while the choice goes on."""
-        if self._job.want_prompt_text or self._job.params.logprobs is not None:
+        if self._job.want_prompt_text or self._shows_logprobs or self._shows_ids:
             return None
         return None if self._frame.counts_each else self._frame.around(b'{"index":', _PLAIN)
 
@@ -151,17 +193,28 @@ class CompletionAnswer:
             before, after = self._plain
             return b'%b%d,"text":%b%b' % (before, gain.choice, encode_json(gain.text), after)
         text, logprobs = self._text_and_logprobs(gain)
-        if not text and not gain.logprobs and gain.finish_reason is None:
+        ids = self._new_ids(gain) if self._shows_ids else b""
+        if not (text or gain.logprobs or ids) and gain.finish_reason is None:
             return b""
         return self._frame.event(
-            b'{"index":%d,"text":%b,"logprobs":%b,%b}'
+            b'{"index":%d,"text":%b,"logprobs":%b,%b%b}'
             % (
                 gain.choice,
                 encode_json(text),
                 b"null" if logprobs is None else encode_json(logprobs),
                 _GOES_ON if gain.finish_reason is None else _ending(gain),
+                ids,
             )
         )
+
+    def _new_ids(self, gain: Delta) -> bytes:
+        """Those of the prompt come with a choice's first chunk."""
+        ids = named_ids(b"token_ids", gain.token_ids)
+        if gain.choice not in self._prompt_ids_of:
+            return ids
+        self._prompt_ids_of.discard(gain.choice)
+        prompt = self._generation.prompts[gain.choice // self._job.params.n]
+        return named_ids(b"prompt_token_ids", prompt.ids) + ids
 
     async def closing(self) -> bytes:
         return self._frame.usage_event()
@@ -171,22 +224,27 @@ class CompletionAnswer:
         if gain.choice in self._to_echo:
             self._to_echo.discard(gain.choice)
             return self._with_echo(gain)
-        if self._job.params.logprobs is None:
+        if not self._shows_logprobs:
             return gain.text, None
-        return gain.text, self._logprobs[gain.choice].piece(gain.logprobs or [])
+        return gain.text, self._logprobs[gain.choice].piece(self._rows(gain.logprobs or []))
+
+    def _rows(self, rows: list[TokenLogprob]) -> list[TokenLogprob]:
+        return with_ids_as_text(rows) if self._ids_as_text else rows
 
     def _with_echo(self, gain: Delta) -> tuple[str, dict[str, Any] | None]:
         prompt_index = gain.choice // self._job.params.n
         prompt = self._generation.prompts[prompt_index]
         prompt_text = prompt.text or ""
         logprobs = None
-        if self._job.params.logprobs is not None:
+        if self._shows_logprobs:
             scored = [row for row in prompt.logprobs or [] if row is not None]
             logprobs = self._logprobs[gain.choice].piece(
-                [*scored, *(gain.logprobs or [])],
+                self._rows([*scored, *(gain.logprobs or [])]),
                 first_prompt_token=self._first_tokens[prompt.first_id],
                 prompt_text=prompt_text,
             )
+            if self._ids_as_text:
+                logprobs["tokens"][0] = id_as_text(*unpack_ids(prompt.first_id))
         return prompt_text + gain.text, logprobs
 
     async def _tokens(self, ids: bytes) -> list[str]:
@@ -200,6 +258,18 @@ class CompletionAnswer:
         )
         assert isinstance(answer, Tokenized)
         return answer.token_strs or []
+
+
+def best_choices(gains: list[Delta], n: int, best: int) -> list[Delta]:
+    """Of each `n` choices, those of a prompt, the `best` ones by the mean logprob of their tokens,
+    best first. `gains` stand in the order of their choices and have logprobs."""
+    each = [gains[first : first + n] for first in range(0, len(gains), n)]
+    return [gain for own in each for gain in sorted(own, key=_mean_logprob, reverse=True)[:best]]
+
+
+def _mean_logprob(gain: Delta) -> float:
+    values = [row.logprob for row in gain.logprobs or []]
+    return sum(values) / len(values) if values else -inf
 
 
 def _ending(gain: Delta) -> bytes:

@@ -13,17 +13,14 @@ HARMLESS: Final = frozenset(
         "metadata",
         "prompt_cache_retention",
         "safety_identifier",
-        "service_tier",
+        # The tokenizers here put none there.
+        "spaces_between_special_tokens",
         "store",
     }
 )
 
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {
-    "allowed_token_ids": (),
     "audio": (),
-    "bad_words": ([],),
-    "chat_template": (),
-    "documents": ([],),
     "early_stopping": (False,),
     "function_call": ("none",),
     "functions": ([],),
@@ -32,33 +29,31 @@ REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "logprob_token_ids": ([],),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
     "modalities": (["text"],),
     "prediction": (),
     "prompt_embeds": (),
-    "reasoning_effort": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
+    "request_id": (),
     "use_beam_search": (False,),
-    "verbosity": (),
     "vllm_xargs": ({},),
     "web_search_options": (),
 }
 
 # Fields of one endpoint that another one knows.
-CHAT_REFUSED: Final = REFUSED | {"echo": (False,)}
+CHAT_REFUSED: Final = REFUSED | {"echo": (False,), "suffix": ("",)}
 COMPLETION_REFUSED: Final = REFUSED | {
+    "chat_template": (),
+    "documents": ([],),
     "include_reasoning": (True,),
     "parallel_tool_calls": (True, False),
+    "reasoning_effort": (),
+    "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
+    "verbosity": (),
 }
 TOKENIZE_REFUSED: Final[dict[str, tuple[Any, ...]]] = {
-    name: REFUSED[name] for name in ("chat_template", "mm_processor_kwargs")
+    "chat_template": (),
+    "mm_processor_kwargs": (),
 }

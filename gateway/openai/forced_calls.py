@@ -21,6 +21,8 @@ def with_forced_calls(params: SamplingParams, use: ToolUse) -> SamplingParams:
     if params.structured_outputs is not None:
         given_as = params.structured_outputs.given_as
         raise bad(given_as, "cannot be combined with a tool_choice that forces calls")
+    if params.allowed_token_ids is not None:
+        raise bad("allowed_token_ids", "cannot be combined with a tool_choice that forces calls")
     rule = StructuredOutputsParams(json=calls_schema(use), given_as="tool_choice")
     return msgspec.structs.replace(params, structured_outputs=rule)
 

@@ -17,6 +17,21 @@ def finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
+def with_ids_as_text(rows: Iterable[TokenLogprob]) -> list[TokenLogprob]:
+    """The rows with `token_id:N` in place of each token's text."""
+    return [
+        row._replace(
+            token=id_as_text(row.token_id),
+            top=[(token_id, id_as_text(token_id), *rest) for token_id, _, *rest in row.top],
+        )
+        for row in rows
+    ]
+
+
+def id_as_text(token_id: int) -> str:
+    return f"token_id:{token_id}"
+
+
 def chat_logprobs(rows: Iterable[TokenLogprob]) -> dict[str, Any]:
     return {"content": [_chat_row(row) for row in rows], "refusal": None}
 

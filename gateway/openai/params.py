@@ -20,7 +20,7 @@ from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, Gener
 from pagemesh.gateway.openai.structured import structured_outputs
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import ModelCard
-from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.sampling import MAX_N, SamplingParams
 
 COMPLETION_MAX_TOKENS: Final = 16
 # Of stop strings, and of stop token ids.
@@ -46,6 +46,12 @@ _SAME_NAME: Final = (
     "prompt_logprobs",
 )
 _same_values: Final = attrgetter(*_SAME_NAME)
+# What few requests ask for, so that others pay one comparison for all of it.
+_TOKEN_RULES: Final = ("allowed_token_ids", "bad_words", "logprob_token_ids")
+_token_rules: Final = attrgetter(*_TOKEN_RULES)
+_NOT_ASKED: Final = (None,) * len(_TOKEN_RULES)
+# Of requests that bring no priority: smaller values go first.
+TIERS: Final = {"auto": 0, "default": 0, "scale": 0, "priority": -1, "flex": 1}
 
 
 class Seeds:
@@ -71,9 +77,12 @@ def chat_params(request: ChatRequest, card: ModelCard) -> SamplingParams:
     limit_name, max_tokens = _limit(request)
     if max_tokens == 0:
         raise bad(limit_name, "must be at least 1")
-    return _build(
-        request, card, limit_name, max_tokens=max_tokens, logprobs=_chat_logprobs(request)
-    )
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise bad("best_of", "is supported only when it equals n", code="unsupported_parameter")
+    fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": _chat_logprobs(request)}
+    if request.thinking_token_budget is not None:
+        fields["thinking_token_budget"] = request.thinking_token_budget
+    return _build(request, card, limit_name, **fields)
 
 
 def _chat_logprobs(request: ChatRequest) -> int | None:
@@ -95,7 +104,21 @@ def completion_params(request: CompletionRequest, card: ModelCard) -> SamplingPa
     fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": request.logprobs}
     if request.echo and request.logprobs is not None:
         fields["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+    if request.best_of is not None:
+        fields |= _best_of(request, request.best_of)
     return _build(request, card, limit_name, **fields)
+
+
+def _best_of(request: CompletionRequest, best_of: int) -> dict[str, Any]:
+    """They are all generated, with the logprobs that they are ranked by."""
+    n = request.n or 1
+    if not n <= best_of <= MAX_N:
+        raise bad("best_of", f"must be between n ({n}) and {MAX_N}, got {best_of}")
+    if best_of == n:
+        return {}
+    if request.stream:
+        raise bad("best_of", "greater than n is not available in a stream")
+    return {"n": best_of, "logprobs": request.logprobs or 0}
 
 
 def _limit(request: GenerationRequest) -> tuple[str, int | None]:
@@ -111,6 +134,8 @@ def _build(
     _check_request(request, card)
     named = zip(_SAME_NAME, _same_values(request), strict=True)
     given = {name: value for name, value in named if value is not None}
+    if _token_rules(request) != _NOT_ASKED:
+        given |= _checked_token_rules(request, card)
     logit_bias = _logit_bias(request.logit_bias, card) if request.logit_bias else {}
     rule = structured_outputs(request)
     try:
@@ -125,8 +150,8 @@ def _build(
 def _check_request(request: GenerationRequest, card: ModelCard) -> None:
     if request.temperature is not None and request.temperature > MAX_TEMPERATURE:
         raise bad("temperature", f"must be at most {MAX_TEMPERATURE}, got {request.temperature}")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise bad("best_of", "is supported only when it equals n", code="unsupported_parameter")
+    if request.service_tier is not None and request.service_tier not in TIERS:
+        raise bad("service_tier", f"must be one of {', '.join(TIERS)}")
     if request.stream_options is not None and not request.stream:
         raise bad("stream_options", "needs stream to be true")
     if request.prompt_logprobs is not None and request.stream:
@@ -136,6 +161,13 @@ def _check_request(request: GenerationRequest, card: ModelCard) -> None:
     _check_cache_names(request)
     if request.stop_token_ids:
         check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
+
+
+def _checked_token_rules(request: GenerationRequest, card: ModelCard) -> dict[str, Any]:
+    for name in ("allowed_token_ids", "logprob_token_ids"):
+        check_vocabulary(getattr(request, name) or [], card, name)
+    rules = zip(_TOKEN_RULES, _token_rules(request), strict=True)
+    return {name: value for name, value in rules if value is not None}
 
 
 def _check_stops(stops: object, param: str) -> None:

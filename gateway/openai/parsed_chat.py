@@ -8,7 +8,6 @@ from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.openai.answer import Job, encode_json
 from pagemesh.gateway.openai.answer_reader import AnswerReader
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
-from pagemesh.gateway.openai.logprobs import chat_logprobs
 from pagemesh.gateway.tools.events import Arguments, CallStart, Content, Event, Reasoning
 from pagemesh.shared.messages import Delta
 
@@ -29,18 +28,19 @@ class ParsedChatAnswer(ChatAnswer):
     def event(self, gain: Delta) -> bytes:
         events, gain = self._reader.read(gain)
         deltas = [_delta(event) for event in events]
-        if gain.logprobs and not deltas:
+        ids = self._ids(gain)
+        if (gain.logprobs or ids) and not deltas:
             deltas = [{"content": ""}]
-        logprobs = encode_json(chat_logprobs(gain.logprobs)) if gain.logprobs else b"null"
+        logprobs = encode_json(self._logprobs(gain)) if gain.logprobs else b"null"
         chunks = []
         for delta in deltas:
             chunks.append(
                 self._frame.event(
-                    b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null}'
-                    % (gain.choice, encode_json(delta), logprobs)
+                    b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}'
+                    % (gain.choice, encode_json(delta), logprobs, ids)
                 )
             )
-            logprobs = b"null"
+            logprobs, ids = b"null", b""
         if gain.finish_reason is not None:
             chunks.append(self._frame.event(self._finish(gain)))
         return b"".join(chunks)

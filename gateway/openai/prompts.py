@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from pagemesh.gateway.openai.errors import bad
+from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import ModelCard, Prompt
 from pagemesh.shared.wire import pack_ids
@@ -11,15 +13,33 @@ from pagemesh.shared.wire import pack_ids
 # Half of what one tokenizer service lets wait, so that no request alone can fill it.
 MAX_PROMPTS: Final = 512
 MAX_CHOICES: Final = 1024
+# Of a prompt of ids of which the last ones count.
+MIN_TRUNCATED_LIMIT_TOKENS: Final = 2**18
 
 
-def completion_prompts(
-    value: str | list[Any], card: ModelCard, *, add_special_tokens: bool
-) -> list[Prompt]:
+def completion_prompts(body: CompletionRequest, card: ModelCard) -> list[Prompt]:
     """One Prompt each. Raises RequestError (400) for empty, mixed or out-of-vocabulary prompts."""
-    prompts = _split(value)
-    _check_count(len(prompts))
-    return [_prompt(prompt, card, add_special_tokens) for prompt in prompts]
+    given = _split(body.prompt)
+    _check_count(len(given))
+    special, keep = body.add_special_tokens is not False, truncation(body)
+    prompts = [_prompt(prompt, card, special, truncated=keep != 0) for prompt in given]
+    if keep:
+        prompts = [prompt._replace(truncate_tokens=keep) for prompt in prompts]
+    return [_with_suffix(prompt, body) for prompt in prompts] if body.suffix else prompts
+
+
+def truncation(body: GenerationRequest) -> int:
+    """How many of the last tokens count, as in Prompt. Raises RequestError (400)."""
+    keep = body.truncate_prompt_tokens
+    if keep is not None and (keep < -1 or keep == 0):
+        raise bad("truncate_prompt_tokens", f"must be -1, or at least 1, got {keep}")
+    return keep or 0
+
+
+def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
+    if prompt.text is None or body.echo:
+        raise bad("suffix", "needs a prompt of text, and no echo")
+    return prompt._replace(suffix=body.suffix or "")
 
 
 def _split(value: str | list[Any]) -> list[str] | list[list[int]]:
@@ -35,12 +55,15 @@ def _split(value: str | list[Any]) -> list[str] | list[list[int]]:
     return value
 
 
-def _prompt(prompt: str | list[int], card: ModelCard, add_special_tokens: bool) -> Prompt:
+def _prompt(
+    prompt: str | list[int], card: ModelCard, add_special_tokens: bool, *, truncated: bool
+) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(text=prompt, add_special_tokens=add_special_tokens)
     if not prompt:
         raise _bad("must not be empty")
-    check_context(card.max_model_len, len(prompt))
+    if not truncated:
+        check_context(card.max_model_len, len(prompt))
     check_vocabulary(prompt, card, "prompt")
     return Prompt(token_ids=pack_ids(prompt), add_special_tokens=False)
 

@@ -18,6 +18,8 @@ from pagemesh.shared.structured_outputs import KINDS
 from pagemesh.shared.wire import unpack_ids
 
 _DEFAULTS: Final = msgspec.structs.asdict(SamplingParams())
+# What the tokenizer service made of other fields.
+_DERIVED: Final = frozenset({"bad_word_ids", "thinking"})
 
 
 class RenderEndpoint:
@@ -68,7 +70,11 @@ class RenderEndpoint:
 def shown_params(params: SamplingParams) -> dict[str, Any]:
     """What differs from the defaults, and max_tokens."""
     given = msgspec.structs.asdict(params)
-    shown = {key: value for key, value in given.items() if value != _DEFAULTS[key]}
+    shown = {
+        key: value
+        for key, value in given.items()
+        if value != _DEFAULTS[key] and key not in _DERIVED
+    }
     rule = params.structured_outputs
     if rule is not None:
         kinds = {kind: getattr(rule, kind) for kind in KINDS}

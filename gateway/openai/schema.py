@@ -78,6 +78,16 @@ class GenerationRequest(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    truncate_prompt_tokens: Int32 | None = None
+    """How many of the prompt's last tokens count; -1: as many as fit."""
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    logprob_token_ids: list[TokenId] | None = None
+    """Shown beside the best ones."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """In logprobs, `token_id:N` in place of the text."""
+    service_tier: str | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -93,6 +103,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_token_budget: Int32 | None = None
+    verbosity: str | None = None
+    chat_template: str | None = None
+    documents: list[dict[str, Any]] | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -101,6 +116,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
     echo: bool | None = None
     logprobs: Logprobs | None = None
+    suffix: str | None = None
 
 
 class GenerateRequest(Struct, kw_only=True):

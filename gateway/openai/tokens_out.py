@@ -85,6 +85,8 @@ def _completion(asked: GenerateRequest) -> dict[str, Any]:
 
 def _job(body: CompletionRequest, served: ServedModel) -> Job:
     """Text is made only where stop strings are looked for in it."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad("best_of", "is supported only when it equals n", code="unsupported_parameter")
     job = completion_job(body, served)
     params = job.params
     if params.stop:

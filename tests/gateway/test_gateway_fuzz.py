@@ -13,6 +13,7 @@ from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.openai.answer import Job
 from pagemesh.gateway.openai.body import SHORT_BYTES, BodyDecoder
 from pagemesh.gateway.openai.chat import chat_prompt
+from pagemesh.gateway.openai.chat_options import with_options
 from pagemesh.gateway.openai.fields import CHAT_REFUSED, REFUSED
 from pagemesh.gateway.openai.params import Seeds, chat_params, completion_params
 from pagemesh.gateway.openai.prompts import completion_prompts
@@ -65,7 +66,9 @@ def test_chat(body: dict[str, Any]) -> None:
     decoder = BodyDecoder(ChatRequest, CHAT_REFUSED)
     try:
         request, _ = decoder.decode(msgspec.json.encode(body))
-        check(request, [chat_prompt(request, request.messages)], chat_params(request, CARD))
+        bare = chat_prompt(request, request.messages)
+        prompt = with_options(bare, request, trusts_templates=True)
+        check(request, [prompt], chat_params(request, CARD))
     except RequestError as error:
         refused(error)
 
@@ -75,7 +78,7 @@ def test_completions(body: dict[str, Any]) -> None:
     decoder = BodyDecoder(CompletionRequest, REFUSED)
     try:
         request, _ = decoder.decode(msgspec.json.encode(body))
-        found = completion_prompts(request.prompt, CARD, add_special_tokens=True)
+        found = completion_prompts(request, CARD)
         check(request, found, completion_params(request, CARD))
     except RequestError as error:
         refused(error)

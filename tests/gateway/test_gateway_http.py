@@ -44,6 +44,7 @@ async def test_models_lists_every_name(gateway: Gateway, path: str) -> None:
         "max_model_len": 4096,
         "root": "tiny",
         "parent": None,
+        "default_sampling_params": {},
     }
 
 

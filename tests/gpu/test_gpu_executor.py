@@ -14,7 +14,7 @@ from host_device import EOS, MAX_NUM_SEQS, MAX_STEP_TOKENS, VOCAB, act_out, new_
 from worker_harness import GREEDY, PROMPT, Driver
 
 from pagemesh.shared.engine_messages import Step
-from pagemesh.shared.sampling import SamplingParams
+from pagemesh.shared.sampling import SamplingParams, ThinkingBudget
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.wire import unpack_ids
 from pagemesh.worker_svc.gpu.decoder import GPUDecoder
@@ -41,6 +41,14 @@ PARAMS = [
         min_tokens=3,
         structured_outputs=StructuredOutputsParams(choice=["[1,2]", "YES"]),
     ),
+    SamplingParams(
+        temperature=1.4,
+        allowed_token_ids=[EOS, 9, 17, 33, 64],
+        bad_word_ids=[[33], [9, 17], [17, 64, 9]],
+        logprobs=1,
+        logprob_token_ids=[9, 96],
+    ),
+    SamplingParams(temperature=1.1, thinking=ThinkingBudget(4, [], [40, 41]), min_tokens=9),
 ]
 PENALISED = SamplingParams(temperature=0.0, frequency_penalty=1.0)
 LONGEST = 60

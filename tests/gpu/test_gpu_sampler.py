@@ -124,14 +124,20 @@ def test_logprobs_are_of_the_raw_logits(device: str, dtype: torch.dtype) -> None
     pair = Pair(device)
     for slot, params in enumerate([*PLAIN, *LOGPROBS]):
         pair.enter(slot, params)
-    logits = random_logits(4, device, dtype)
-    sampled = pair.step(logits, [2, 0, 3, 1])
-    assert sampled.asked.rows.tolist() == [0, 2]
-    assert sampled.asked.tops.tolist() == [0, 5]
-    chosen = sampled.result[0][[0, 2]].cpu().to(torch.int64)
-    expected, _ = token_logprobs(logits.float().cpu(), torch.tensor([0, 2]), chosen, 5)
+    pair.enter(4, SamplingParams(logprobs=1, logprob_token_ids=[3, VOCAB - 1], top_k=9))
+    logits = random_logits(5, device, dtype)
+    sampled = pair.step(logits, [2, 0, 3, 1, 4])
+    assert sampled.asked.rows.tolist() == [0, 2, 4]
+    assert sampled.asked.tops.tolist() == [0, 5, 1]
+    assert sampled.asked.more.tolist() == [0, 0, 2]
+    chosen = sampled.result[0][[0, 2, 4]].cpu().to(torch.int64)
+    raw = logits.float().cpu()
+    expected, _ = token_logprobs(raw, torch.tensor([0, 2, 4]), chosen, 5)
     assert sampled.logprobs is not None
-    torch.testing.assert_close(sampled.logprobs.values.cpu(), expected.values)
+    values = sampled.logprobs.values.cpu()
+    torch.testing.assert_close(values[:, :6], expected.values)
+    torch.testing.assert_close(values[2, 6:], raw[4].log_softmax(0)[[3, VOCAB - 1]])
+    assert sampled.logprobs.ids[2, 6:].tolist() == [3, VOCAB - 1]
     assert torch.equal(sampled.logprobs.ranks.cpu(), expected.ranks)
 
 
