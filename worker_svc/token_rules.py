@@ -7,6 +7,7 @@ Rules are functions of the tokens generated so far, as those of grammars are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 

@@ -19,7 +19,8 @@ from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.open_requests import OpenRequest
 from pagemesh.gateway.openai.deadline import cut_off, timeout_of
-from pagemesh.gateway.openai.params import TIERS, Seeds
+from pagemesh.gateway.openai.limits import TIERS
+from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest, StreamOptions
 from pagemesh.gateway.openai.sse import Chunks, stream
 from pagemesh.gateway.openai.tools import ToolUse

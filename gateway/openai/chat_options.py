@@ -7,13 +7,11 @@ from typing import Any, Final
 
 from pagemesh.gateway.openai.body import check_plain
 from pagemesh.gateway.openai.errors import bad
+from pagemesh.gateway.openai.limits import EFFORTS, MAX_DOCUMENTS, VERBOSITIES
 from pagemesh.gateway.openai.prompts import truncation
 from pagemesh.gateway.openai.schema import ChatRequest
 from pagemesh.shared.messages import Prompt
 
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-VERBOSITIES: Final = ("low", "medium", "high")
-MAX_DOCUMENTS: Final = 1024
 _OPTIONS: Final = {"reasoning_effort": EFFORTS, "verbosity": VERBOSITIES}
 _FIELDS: Final = (*_OPTIONS, "chat_template", "documents", "truncate_prompt_tokens")
 _asked: Final = attrgetter(*_FIELDS)

@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from pagemesh.gateway.openai.messages import MAX_MESSAGES, ROLES
 from pagemesh.shared.sampling import (
+    MAX_BAD_WORDS,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
     MAX_REPETITION_PENALTY,
@@ -22,6 +24,11 @@ MAX_TEMPERATURE: Final = 2.0
 MAX_TOP_LOGPROBS: Final = 20
 # Of a cache salt, and of a prompt cache key.
 MAX_CACHE_NAME_CHARS: Final = 256
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+VERBOSITIES: Final = ("low", "medium", "high")
+MAX_DOCUMENTS: Final = 1024
+# The priority of requests that bring none: smaller values go first.
+TIERS: Final = {"auto": 0, "default": 0, "scale": 0, "priority": -1, "flex": 1}
 _MAX_INT32: Final = 2**31 - 1
 
 
@@ -56,6 +63,14 @@ SomeText = Annotated[str, _shown(minLength=1)]
 CacheKey = Annotated[str, _shown(maxLength=MAX_CACHE_NAME_CHARS)]
 CacheSalt = Annotated[str, _shown(minLength=1, maxLength=MAX_CACHE_NAME_CHARS)]
 TokenId = Annotated[int, _shown(minimum=0)]
+SomeTokenIds = Annotated[list[TokenId], _shown(minItems=1)]
+FewTokenIds = Annotated[list[TokenId], _shown(maxItems=MAX_LOGPROB_TOKEN_IDS)]
+BadWords = Annotated[list[SomeText], _shown(maxItems=MAX_BAD_WORDS)]
+Truncation = Annotated[int, _shown_int32(**{"minimum": -1, "not": {"const": 0}})]
+Effort = Annotated[str, _shown(enum=list(EFFORTS))]
+Verbosity = Annotated[str, _shown(enum=list(VERBOSITIES))]
+Tier = Annotated[str, _shown(enum=list(TIERS))]
+Documents = Annotated[list[dict[str, Any]], _shown(maxItems=MAX_DOCUMENTS)]
 _TEXT_PART: Final = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},

@@ -14,6 +14,7 @@ from pagemesh.gateway.openai.limits import (
     MAX_CACHE_NAME_CHARS,
     MAX_TEMPERATURE,
     MAX_TOP_LOGPROBS,
+    TIERS,
 )
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -50,8 +51,6 @@ _same_values: Final = attrgetter(*_SAME_NAME)
 _TOKEN_RULES: Final = ("allowed_token_ids", "bad_words", "logprob_token_ids")
 _token_rules: Final = attrgetter(*_TOKEN_RULES)
 _NOT_ASKED: Final = (None,) * len(_TOKEN_RULES)
-# Of requests that bring no priority: smaller values go first.
-TIERS: Final = {"auto": 0, "default": 0, "scale": 0, "priority": -1, "flex": 1}
 
 
 class Seeds:

@@ -11,11 +11,15 @@ from typing import Any
 from msgspec import Struct
 
 from pagemesh.gateway.openai.limits import (
+    BadWords,
     Bias,
     CacheKey,
     CacheSalt,
     Choices,
     Count,
+    Documents,
+    Effort,
+    FewTokenIds,
     Int32,
     Int64,
     Logprobs,
@@ -27,10 +31,14 @@ from pagemesh.gateway.openai.limits import (
     Share,
     ShareAboveZero,
     SomeText,
+    SomeTokenIds,
     Temperature,
+    Tier,
     TokenId,
     TopK,
     TopLogprobs,
+    Truncation,
+    Verbosity,
 )
 
 
@@ -78,16 +86,16 @@ class GenerationRequest(Struct, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    truncate_prompt_tokens: Int32 | None = None
+    truncate_prompt_tokens: Truncation | None = None
     """How many of the prompt's last tokens count; -1: as many as fit."""
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    logprob_token_ids: list[TokenId] | None = None
+    allowed_token_ids: SomeTokenIds | None = None
+    bad_words: BadWords | None = None
+    logprob_token_ids: FewTokenIds | None = None
     """Shown beside the best ones."""
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """In logprobs, `token_id:N` in place of the text."""
-    service_tier: str | None = None
+    service_tier: Tier | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -103,11 +111,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    reasoning_effort: str | None = None
-    thinking_token_budget: Int32 | None = None
-    verbosity: str | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Count | None = None
+    verbosity: Verbosity | None = None
     chat_template: str | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Documents | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

@@ -25,7 +25,7 @@ def generated(params: SamplingParams, n: int = 24, seed: int = 0) -> list[int]:
 def allowed_next(params: SamplingParams, tokens: list[int], vocab_tokens: int = VOCAB) -> set[int]:
     rules = TokenRules(params, vocab_tokens)
     for token in tokens:
-        rules.take(token)
+        rules.advance(token)
     mask = mask_of(range(vocab_tokens), vocab_tokens)
     rules.restrict(mask)
     return {token for token in range(vocab_tokens) if mask[token // 32] >> token % 32 & 1}
