@@ -83,7 +83,8 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What is used where none are given: the model's own, by its generation_config.json."""
-        return SamplingParams(**self.card.defaults)
+        defaults: dict[str, Any] = self.card.defaults
+        return SamplingParams(**defaults)
 
     def generate(
         self,

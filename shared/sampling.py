@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from operator import attrgetter
+from typing import Any
 
 import msgspec
 
@@ -21,9 +22,9 @@ _MASK64 = (1 << 64) - 1
 _of_tokens = attrgetter(
     "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget"
 )
-_NOT_ASKED = (None, [], [], None)
+_NOT_ASKED: tuple[Any, ...] = (None, [], [], None)
 _restrictions = attrgetter("structured_outputs", "allowed_token_ids", "bad_word_ids", "thinking")
-_UNRESTRICTED = (None, None, [], None)
+_UNRESTRICTED: tuple[Any, ...] = (None, None, [], None)
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):

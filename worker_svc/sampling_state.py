@@ -88,8 +88,8 @@ class HostSamplingState:
             banned = sorted(filter(self._is_token, {*self._eos_token_ids, *params.stop_token_ids}))
             self._banned[slot] = np.array(banned, np.int64)
         if params.logprob_token_ids:
-            ids = filter(self._is_token, params.logprob_token_ids)
-            self._logprob_ids[slot] = np.array([*ids], np.int64)
+            wanted = filter(self._is_token, params.logprob_token_ids)
+            self._logprob_ids[slot] = np.array([*wanted], np.int64)
         if params.restricts_tokens:
             self.grammars.enter(slot, params, token_ids[n_prompt:].tolist())
 

@@ -22,7 +22,10 @@ def with_ids_as_text(rows: Iterable[TokenLogprob]) -> list[TokenLogprob]:
     return [
         row._replace(
             token=id_as_text(row.token_id),
-            top=[(token_id, id_as_text(token_id), *rest) for token_id, _, *rest in row.top],
+            top=[
+                (token_id, id_as_text(token_id), data, value, rank)
+                for token_id, _, data, value, rank in row.top
+            ],
         )
         for row in rows
     ]
