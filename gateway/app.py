@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from pagemesh.gateway.admin import RoutesEndpoint
+from pagemesh.gateway.admin_mesh import MeshEndpoint
 from pagemesh.gateway.anthropic.endpoint import MessagesEndpoint
 from pagemesh.gateway.anthropic.errors import error_body as anthropic_body
 from pagemesh.gateway.backend import Backend
@@ -112,6 +113,24 @@ def _admin_routes(backend: Backend) -> list[web.RouteDef]:
         web.put(one, routes.put),
         web.patch(one, routes.patch),
         web.delete(one, routes.delete),
+    ]
+
+
+def mesh_routes(mesh: MeshEndpoint) -> list[web.RouteDef]:
+    """Under /admin, and as vLLM calls them: `shared/access.py` closes both."""
+    served = (
+        ("GET", "/server_info", mesh.server_info),
+        ("GET", "/load", mesh.load),
+        ("POST", "/reset_prefix_cache", mesh.reset_prefix_cache),
+        ("POST", "/pause", mesh.pause),
+        ("POST", "/resume", mesh.resume),
+        ("GET", "/is_paused", mesh.is_paused),
+    )
+    spellings = [(base, slash) for base in ("", "/admin") for slash in ("", "/")]
+    return [
+        web.route(method, f"{base}{path}{slash}", handler)
+        for method, path, handler in served
+        for base, slash in spellings
     ]
 
 

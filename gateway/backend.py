@@ -12,6 +12,7 @@ from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.open_requests import OpenRequests
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.pause_store import PauseStore
 from pagemesh.gateway.route_store import RouteStore
 from pagemesh.gateway.routing import Router
 from pagemesh.gateway.upstream import Upstream
@@ -28,6 +29,7 @@ class Backend:
     turn: Turn
     seeds: Seeds
     offload: Offload
+    pause: PauseStore
     open_requests: OpenRequests
     cancellations: Cancellations
     trusts_chat_templates: bool = False

@@ -24,7 +24,50 @@ _PAGE: Final = {
     "order": "asc or desc, by creation",
 }
 
+_PAUSE: Final = {
+    "mode": "abort ends what runs, the default; wait lets it end",
+    "clear_cache": "false keeps the prefix caches; they are emptied by default",
+    "wait_for_inflight_requests": "true is mode=wait",
+}
+_MESH: Final = tuple(
+    Operation(method=method, path=f"{base}/{name}", summary=summary, answer=answer, **more)
+    for base in ("/admin", "")
+    for method, name, summary, answer, more in (
+        (
+            "GET",
+            "server_info",
+            "Show settings without secrets, models, and who is in the mesh",
+            "What there is",
+            {"refusals": (503,)},
+        ),
+        (
+            "GET",
+            "load",
+            "Show what engines and services have to do",
+            "Requests that run and wait, and the use of KV caches",
+            {"refusals": (503,)},
+        ),
+        (
+            "POST",
+            "reset_prefix_cache",
+            "Forget cached prompts that no request uses",
+            "The engines that were told, by model",
+            {"refusals": (404, 503), "query": {"model": "Of this model; of all without"}},
+        ),
+        (
+            "POST",
+            "pause",
+            "Admit no requests, at any gateway: they wait",
+            "Nothing runs any more",
+            {"refusals": (400, 409, 503), "query": _PAUSE},
+        ),
+        ("POST", "resume", "Admit requests again", "They are", {"refusals": (409, 503)}),
+        ("GET", "is_paused", "Whether requests are admitted", "is_paused, true or false", {}),
+    )
+)
+
 OPERATIONS: Final = (
+    *_MESH,
     Operation(
         method="POST",
         path="/v1/chat/completions",

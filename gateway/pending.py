@@ -12,19 +12,21 @@ from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import (
     Accepted,
     Begun,
+    CacheReset,
     Delta,
     Detokenize,
     Detokenized,
     Generate,
     Render,
     Rendered,
+    ResetCache,
     Tokenize,
     Tokenized,
 )
 from pagemesh.shared.wire import Message
 
-Question = Tokenize | Detokenize | Render
-Reply = Tokenized | Detokenized | Rendered
+Question = Tokenize | Detokenize | Render | ResetCache
+Reply = Tokenized | Detokenized | Rendered | CacheReset
 
 
 class Pending(Protocol):

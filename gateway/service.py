@@ -10,11 +10,13 @@ from typing import Final
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from pagemesh.gateway.admin_mesh import MeshEndpoint
 from pagemesh.gateway.app import (
     answer_preflight,
     api_routes,
     counting,
     identifying,
+    mesh_routes,
     word_errors,
 )
 from pagemesh.gateway.backend import Backend
@@ -30,6 +32,7 @@ from pagemesh.gateway.open_requests import OpenRequests
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
 from pagemesh.gateway.parting import Parting
+from pagemesh.gateway.pause_store import PauseStore
 from pagemesh.gateway.request_series import RequestCollector
 from pagemesh.gateway.route_store import RouteStore
 from pagemesh.gateway.routes import Routes
@@ -43,6 +46,7 @@ from pagemesh.shared.registry import Load
 from pagemesh.shared.routes import read_routes
 from pagemesh.shared.service import Runtime
 from pagemesh.shared.settings import Settings
+from pagemesh.shared.settings_shown import shown_settings
 
 DEMAND_PERIOD_S: Final = 1.0
 
@@ -65,21 +69,25 @@ class GatewayService:
         routes = Routes(read_routes(gateway.routes))
         store = RouteStore(runtime.registry.routes, routes)
         open_requests = OpenRequests()
+        upstream = Upstream(directory, metrics, timeout_s=gateway.request_timeout_s)
         self.backend = Backend(
             directory=directory,
             router=Router(directory, store, metrics),
             route_store=store,
-            upstream=Upstream(directory, metrics, timeout_s=gateway.request_timeout_s),
+            upstream=upstream,
             metrics=metrics,
             keep_alive=KeepAlive(),
             turn=Turn(metrics.token_s),
             seeds=Seeds(gateway.seed),
             offload=Offload(),
+            pause=PauseStore(runtime.registry.pause, upstream.pause),
             open_requests=open_requests,
             cancellations=Cancellations(runtime.registry.cancels, open_requests),
             trusts_chat_templates=gateway.trust_request_chat_template,
         )
         self._routes = api_routes(self.backend, client_access(gateway))
+        settings = shown_settings(runtime.settings)
+        self._mesh = MeshEndpoint(self.backend, runtime.registry, settings)
         self._batches = BatchService(runtime, self.backend, self._routes)
         self.middlewares: tuple[Middleware, ...] = (counting(metrics, self._parting),)
         self._runtime = runtime
@@ -91,7 +99,7 @@ class GatewayService:
         runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
 
     def routes(self) -> list[web.RouteDef]:
-        return [*self._routes, *self._batches.routes()]
+        return [*self._routes, *self._batches.routes(), *mesh_routes(self._mesh)]
 
     def not_ready(self) -> str | None:
         """The link of a frozen process below ends, so its engines leave the directory
@@ -100,6 +108,8 @@ class GatewayService:
             return "shutting down"
         if not self.backend.route_store.looked:
             return "the routes are not known yet"
+        if not self.backend.pause.looked:
+            return "whether the mesh is paused is not known yet"
         return None if self.backend.directory.models else "no engine is alive"
 
     def load(self) -> Load:
@@ -121,6 +131,7 @@ class GatewayService:
                 group.create_task(peers.run(), name="peers")
                 group.create_task(self.backend.keep_alive.run(), name="keep-alive")
                 group.create_task(self.backend.route_store.run(), name="routes")
+                group.create_task(self.backend.pause.run(), name="pause")
                 group.create_task(self.backend.cancellations.run(), name="cancellations")
                 group.create_task(self._watch_demand(), name="demand")
                 group.create_task(self._batches.run(), name="batches")

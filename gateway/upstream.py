@@ -25,6 +25,7 @@ from pagemesh.shared.errors import SHUTTING_DOWN, LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import (
     Accepted,
+    CacheReset,
     Cancel,
     Delta,
     Deltas,
@@ -36,10 +37,13 @@ from pagemesh.shared.messages import (
     Tokenized,
     WireError,
 )
+from pagemesh.shared.pause_keys import Mode
 from pagemesh.shared.wire import BadFrame, Message
 
 # A request that ends every service it is sent to must not end them all.
 MAX_FRUITLESS_LOSSES: Final = 3
+MAX_HELD: Final = 1024
+"""Requests that wait for the end of a pause."""
 
 log = structlog.get_logger(__name__)
 
@@ -62,6 +66,7 @@ class Upstream:
         self._open_blocks = 0
         self._idle = asyncio.Event()
         self.draining = False
+        self._paused = False
 
     # -- what handlers use ------------------------------------------------------------------------
 
@@ -69,10 +74,13 @@ class Upstream:
     def generating(self, generation: Generation, generates: Sequence[Generate]) -> Iterator[None]:
         """Run one generate per prompt while the block lasts; leaving it cancels what is open.
 
-        Raises RequestError (503) while draining, but for the last request of a connection.
+        Raises RequestError (503) while draining, but for the last request of a connection, and
+        while so many are held by a pause.
         """
         if self.draining and not LAST_REQUEST.get():
             raise not_ready("it is shutting down")
+        if self._paused and len(self._parked) >= MAX_HELD:
+            raise _paused(self._timeout_s)
         now_s = time.monotonic()
         entries: list[PendingGeneration] = []
         self._begin()
@@ -100,6 +108,18 @@ class Upstream:
         finally:
             self._abandon(call)
             self._end()
+
+    def pause(self, mode: Mode | None) -> None:
+        """Hold new generations from now on, in mode abort ending the others; None lets all go."""
+        self._paused = mode is not None
+        if mode == "abort":
+            for entry in self._generations():
+                entry.generation.fail(_aborted())
+        if mode is None:
+            self._place_parked()
+
+    def _generations(self) -> list[PendingGeneration]:
+        return [each for each in self._table.values() if isinstance(each, PendingGeneration)]
 
     async def drain(self) -> None:
         """Take no new generations; return when every open one is answered, every question too."""
@@ -142,6 +162,9 @@ class Upstream:
 
     def _learn(self, link: Link, news: Engines) -> None:
         self._directory.update(link.name, news.engines, draining=news.draining, names=news.names)
+        self._place_parked()
+
+    def _place_parked(self) -> None:
         for request_id in list(self._parked):
             self._place(self._table[request_id])
 
@@ -161,7 +184,7 @@ class Upstream:
                 entry = self._entry(link, request_id)
                 if entry is not None:
                     self._fail(entry, error)
-            case Tokenized() | Detokenized() | Rendered():
+            case Tokenized() | Detokenized() | Rendered() | CacheReset():
                 entry = self._entry(link, message.request_id)
                 if isinstance(entry, PendingCall):
                     self._leave(entry)
@@ -225,7 +248,7 @@ class Upstream:
         Of equals, over the one that has rested longest: every gateway knows the links in the same
         order.
         """
-        for name in self._by_load(self._directory.links_serving(entry.model)):
+        for name in self._by_load(self._links_for(entry)):
             try:
                 self._links[name].send(entry.frame())
             except LinkClosed:
@@ -240,6 +263,10 @@ class Upstream:
             self._last_use[name] = next(self._uses)
             return
         self._park(entry)
+
+    def _links_for(self, entry: Pending) -> list[str]:
+        held = self._paused and isinstance(entry, PendingGeneration)
+        return [] if held else self._directory.links_serving(entry.model)
 
     def _by_load(self, names: list[str]) -> list[str]:
         if len(names) < 2:
@@ -285,4 +312,17 @@ class Upstream:
     def _expire(self, entry: Pending) -> None:
         self._leave(entry)
         log.error("request_given_up", request_id=entry.request_id, waited_s=self._timeout_s)
-        entry.fail(not_ready(f"no service took the request within {self._timeout_s:g} s"))
+        late = not_ready(f"no service took the request within {self._timeout_s:g} s")
+        entry.fail(_paused(self._timeout_s) if self._paused else late)
+
+
+def _paused(waited_s: float) -> RequestError:
+    return RequestError(
+        f"The server is paused. A request waits for at most {waited_s:g} s until it goes on.",
+        status=503,
+        code="paused",
+    )
+
+
+def _aborted() -> RequestError:
+    return RequestError("The server was paused and ended this request.", status=503, code="paused")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from pagemesh.shared.registry import MASK, masked_url
+from pagemesh.shared.registry import MASK
+from pagemesh.shared.settings_shown import shown_value
 from pagemesh.shared.settings_sources import Loaded, SettingField, setting_fields
 
 
 def settings_table(loaded: Loaded) -> str:
     """One line per setting, by section. Secrets are masked."""
     fields = setting_fields().values()
-    rows = [(field, shown_value(loaded, field), loaded.origins[field.key]) for field in fields]
+    rows = [(field, _text(loaded, field), loaded.origins[field.key]) for field in fields]
     key_width = max(len(field.key) for field in fields)
     value_width = min(40, max(len(value) for _, value, _ in rows))
     lines: list[str] = []
@@ -26,8 +25,6 @@ def settings_table(loaded: Loaded) -> str:
     return "\n".join(lines)
 
 
-def shown_value(loaded: Loaded, field: SettingField) -> str:
-    value: Any = getattr(getattr(loaded.settings, field.section), field.key)
-    if field.secret and value:
-        return MASK
-    return masked_url(msgspec.json.encode(value).decode())
+def _text(loaded: Loaded, field: SettingField) -> str:
+    value = shown_value(loaded.settings, field)
+    return MASK if value == MASK else msgspec.json.encode(value).decode()

@@ -141,6 +141,13 @@ class BlockManager:
         for block_id in block_ids:
             self._contents.discard(self._blocks[block_id])
 
+    def forget_free(self) -> int:
+        """As `forget`, every block nobody holds. Returns how many held something."""
+        cached = [block for block in self._free.walk(self.total) if block.hash is not None]
+        for block in cached:
+            self._contents.discard(block)
+        return len(cached)
+
     def adopt(self, contents: Iterable[tuple[int, bytes]]) -> None:
         """Of a pool in which nobody holds a block: what blocks already hold, least recently used
         first. The others are reused before them."""

@@ -125,6 +125,10 @@ class Engine:
         """The owner is gone: abort all it had. Returns how many requests that were."""
         return self._lifecycle.drop(owner)
 
+    def forget_cached(self) -> int:
+        """Whatever nobody holds leaves the prefix cache. Returns how many blocks that were."""
+        return self._residents.blocks.forget_free()
+
     def lost(self) -> dict[str, list[int]]:
         """Owner → keys of every unfinished request, for when the worker is gone."""
         return {owner: list(c.requests) for owner, c in self._clients.items() if c.requests}

@@ -90,6 +90,12 @@ class EngineHost:
         self._pump_soon()
         return dropped
 
+    def forget_cached(self) -> None:
+        """What no request uses."""
+        with self._guarded():
+            forgotten = self.engine.forget_cached()
+            log.info("cache_reset", engine=self.engine.engine_id, blocks=forgotten)
+
     def on_result(self, result: StepResult) -> None:
         """The next step goes out before the tokens do: the worker must not wait for the mesh."""
         arrived_s = time.monotonic()

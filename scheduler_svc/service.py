@@ -24,6 +24,7 @@ from pagemesh.scheduler_svc.worker_leases import WorkerLeases
 from pagemesh.shared.engine_messages import (
     CachedBlocks,
     End,
+    ForgetCached,
     Lost,
     NeedSnapshot,
     StepResult,
@@ -143,6 +144,9 @@ class SchedulerService:
             case End(keys=keys, reason=reason):
                 for host in self._hosts.values():
                     host.end(owner, keys, reason)
+            case ForgetCached(engine_id):
+                if (host := self._hosts.get(engine_id)) is not None:
+                    host.forget_cached()
             case _:
                 log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
 

@@ -21,6 +21,10 @@ ANYONE: Final = "anyone"
 OWNER: Final = web.RequestKey("owner", str)
 """Whose is what a request leaves behind, and what it may find."""
 # In the spelling without /v1.
+ADMINS: Final = frozenset(
+    {"/is_paused", "/load", "/pause", "/reset_prefix_cache", "/resume", "/server_info"}
+)
+"""As vLLM calls them. They are there under /admin too."""
 CLIENTS_AND_ADMINS: Final = frozenset({"/requests/{request_id}/cancel", "/abort_requests"})
 
 
@@ -85,7 +89,7 @@ class Access(NamedTuple):
 
     @staticmethod
     def is_admins(route: str) -> bool:
-        return ADMIN in route.split("/")
+        return ADMIN in route.split("/") or route.rstrip("/") in ADMINS
 
     @staticmethod
     def is_shared(route: str) -> bool:

@@ -40,6 +40,12 @@ class End(NamedTuple):
     reason: str
 
 
+class ForgetCached(NamedTuple):
+    """The engine forgets what it has cached and no request uses."""
+
+    engine_id: str
+
+
 class Ended(NamedTuple):
     """An engine's last word on a request. `finish_reason`: stop, length or abort."""
 

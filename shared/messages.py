@@ -215,6 +215,13 @@ class Render(NamedTuple):
         return self.generate.model
 
 
+class ResetCache(NamedTuple):
+    """Forget what the engines of `model` have cached and no request uses."""
+
+    request_id: str
+    model: str
+
+
 class Accepted(NamedTuple):
     """The prompt passed every check and is on its way to an engine. `in_reasoning`: it ends with
     the tag that opens the model's reasoning."""
@@ -301,6 +308,13 @@ class Rendered(NamedTuple):
     prompt_ids: bytes
     prompt_text: str
     params: SamplingParams
+
+
+class CacheReset(NamedTuple):
+    """These engines were told, before whatever follows over the same links."""
+
+    request_id: str
+    engines: list[str]
 
 
 class Detokenized(NamedTuple):

@@ -23,6 +23,7 @@ from redis.exceptions import RedisError
 
 from pagemesh.shared.cancel_keys import CancelKeys
 from pagemesh.shared.leases import LeaseKeys
+from pagemesh.shared.pause_keys import PauseKeys
 from pagemesh.shared.prefix_index import PrefixIndex
 from pagemesh.shared.route_keys import RouteKeys
 from pagemesh.shared.wire import PROTOCOL
@@ -86,6 +87,7 @@ class Registry:
         self.leases = LeaseKeys(self._redis, mesh_name)
         self.prefix_index = PrefixIndex(self._redis, mesh_name)
         self.routes = RouteKeys(self._redis, mesh_name)
+        self.pause = PauseKeys(self._redis, mesh_name)
         self.cancels = CancelKeys(self._redis, mesh_name)
         self._mesh = mesh_name
         self._away = False

@@ -15,6 +15,7 @@ import msgspec
 from pagemesh.shared.engine_messages import (
     CachedBlocks,
     End,
+    ForgetCached,
     Lost,
     NeedSnapshot,
     Step,
@@ -24,6 +25,7 @@ from pagemesh.shared.engine_messages import (
 )
 from pagemesh.shared.messages import (
     Accepted,
+    CacheReset,
     Cancel,
     Deltas,
     Detokenize,
@@ -36,6 +38,7 @@ from pagemesh.shared.messages import (
     Refused,
     Render,
     Rendered,
+    ResetCache,
     Tokenize,
     Tokenized,
 )
@@ -69,6 +72,9 @@ Message = (
     | CachedBlocks
     | Render
     | Rendered
+    | ResetCache
+    | CacheReset
+    | ForgetCached
 )
 
 _TYPES: Final[tuple[type[Any], ...]] = Message.__args__

@@ -275,6 +275,13 @@ class Dispatch:
     def _own(self, place: Place) -> Load:
         return Load(self._own_requests[place], self._own_prefill.get(place, 0.0))
 
+    def forget_cached(self, name: str) -> list[Place]:
+        """The engines of the model `name`, which hold nothing of late any more."""
+        places = [p for p, engine in self._engines.items() if name in engine.status.card.names]
+        for place in places:
+            self._recent.pop(place, None)
+        return places
+
     # -- placements --------------------------------------------------------------------------------
 
     def place(self, keys: Iterable[int], ask: Ask, chosen: Chosen, now_s: float) -> None:

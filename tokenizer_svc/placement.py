@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from pagemesh.shared.engine_messages import End, Lost, Submit
+from pagemesh.shared.engine_messages import End, ForgetCached, Lost, Submit
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import Link
 from pagemesh.shared.messages import Engines, EngineStats, EngineStatus, ModelCard
@@ -100,6 +100,14 @@ class Placement:
         for scheduler, placed in self._dispatch.release(keys).items():
             with suppress(LinkClosed):
                 self._links[scheduler].send(End(placed, reason))
+
+    def reset_cache(self, model: str) -> list[str]:
+        """Tell the engines of `model` to forget what no request uses. Returns which they are."""
+        places = self._dispatch.forget_cached(model)
+        for place in places:
+            with suppress(LinkClosed):
+                self._links[place.scheduler].send(ForgetCached(place.engine_id))
+        return [place.engine_id for place in places]
 
     def release(self, keys: Iterable[int]) -> None:
         """The engines are done with `keys`."""

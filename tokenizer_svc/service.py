@@ -14,6 +14,7 @@ from pagemesh.shared.errors import SHUTTING_DOWN, RequestError
 from pagemesh.shared.ledger import LedgerCollector, outcome_of
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import (
+    CacheReset,
     Cancel,
     Detokenize,
     Engines,
@@ -22,6 +23,7 @@ from pagemesh.shared.messages import (
     Generate,
     ModelCard,
     Render,
+    ResetCache,
     Tokenize,
 )
 from pagemesh.shared.metrics import EngineCollector
@@ -162,6 +164,9 @@ class TokenizerService:
                 if request is not None and request.outbox is outbox:
                     self._delivery.abort(request_id)
                 self._answers.cancel(outbox, request_id)
+            case ResetCache(request_id, model):
+                engines = self._placement.reset_cache(model)
+                outbox.send(CacheReset(request_id, engines))
             case Tokenize() | Detokenize() | Render():
                 self._answers.ask(outbox, message)
             case _:

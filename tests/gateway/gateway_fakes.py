@@ -19,6 +19,7 @@ from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import (
     Accepted,
     Begun,
+    CacheReset,
     Cancel,
     Capacity,
     Delta,
@@ -35,6 +36,7 @@ from pagemesh.shared.messages import (
     Prompt,
     Render,
     Rendered,
+    ResetCache,
     Tokenize,
     Tokenized,
     TokenLogprob,
@@ -146,6 +148,7 @@ class FakeTokenizer:
         self.links: list[Link] = []
         self.talks: dict[str, Conversation] = {}
         self.questions: list[Tokenize] = []
+        self.reset: list[str] = []
         self.mute_questions = False
         self.muted = asyncio.Event()
         self.withdrawn: asyncio.Queue[str] = asyncio.Queue()
@@ -190,6 +193,9 @@ class FakeTokenizer:
                 ids = prompt_ids(prompt)
                 strs = [token_text(i) for i in ids] if want_strs else None
                 link.send(Tokenized(request_id, pack_ids(ids), strs, MAX_MODEL_LEN))
+            case ResetCache(request_id, model):
+                self.reset.append(model)
+                link.send(CacheReset(request_id, [each.engine_id for each in self.engines]))
             case Render(generate):
                 ids = pack_ids(prompt_ids(generate.prompt))
                 text = "".join(map(token_text, unpack_ids(ids)))

@@ -267,7 +267,7 @@ async def test_routes_of_another_version_are_not_overwritten(
 ) -> None:
     registry = Registry(settings.mesh.redis_url or "", settings.mesh.mesh_name)
     written = {"version": 2**52, "routes": '{"a": ["of tomorrow"]}'}
-    await registry.routes._redis.hset(f"{settings.mesh.mesh_name}:routes", mapping=written)
+    await registry._redis.hset(f"{settings.mesh.mesh_name}:routes", mapping=written)
     status, body = await change(gateway, "PUT", "new", {"targets": "model-a"})
     assert (status, "another version" in body["error"]["message"]) == (409, True)
     await registry.close()
@@ -295,7 +295,7 @@ async def test_a_redis_that_forgot_learns_the_routes_again(
 ) -> None:
     await change(gateway, "PUT", "new", {"targets": "model-a"})
     registry = Registry(settings.mesh.redis_url or "", settings.mesh.mesh_name)
-    await registry.routes._redis.delete(f"{settings.mesh.mesh_name}:routes")
+    await registry._redis.delete(f"{settings.mesh.mesh_name}:routes")
     await until(lambda: _stores(registry, "new"))
     await registry.close()
 
@@ -313,7 +313,7 @@ async def test_without_redis_the_routes_go_on_and_none_changes(
         raise ConnectionRefusedError("nobody is there")
 
     with monkeypatch.context() as broken:
-        broken.setattr(gateway.core.backend.route_store._keys._redis, "eval", refuse)
+        broken.setattr(gateway.core.backend.route_store._keys._key._redis, "eval", refuse)
         status, body = await change(gateway, "PUT", "new", {"targets": "model-b"})
         assert status == 503
         assert "Redis, which keeps the routes, does not answer" in body["error"]["message"]

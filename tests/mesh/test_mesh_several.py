@@ -6,8 +6,9 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import openai
@@ -25,7 +26,10 @@ from mesh_process import (
 )
 
 pytestmark = [pytest.mark.mesh, pytest.mark.timeout(300)]
-TWO_OF_EACH: Final = ("--gateways", "2", "--tokenizers", "2")
+TWO_OF_EACH: Final = ("--gateways", "2", "--tokenizers", "2", "--admin-key", "admin")
+ADMIN: Final = {"Authorization": "Bearer admin"}
+ENDLESS: Final[dict[str, Any]] = {**STORY, "max_tokens": 1900, "ignore_eos": True}
+FREED_S: Final = 3.0
 # A client's sockets are dealt out by a hash, so that many are needed to meet both gateways.
 N_CONNECTIONS: Final = 40
 N_LINES: Final = 24
@@ -115,6 +119,65 @@ async def test_each_gateway_uses_both_tokenizer_services(
         after = [tokenizer.total(counted) for tokenizer in tokenizers]
         # Two streams each: the engine is reached through either service.
         assert after == [tokens + 2 * STORY["max_tokens"] for tokens in before]
+
+
+def post(url: str, body: Any = None, **headers: str) -> requests.Response:
+    return requests.post(url, json=body, headers=ADMIN | headers, timeout=RECOVERY_S)
+
+
+def running(gateway: Part) -> int:
+    load = requests.get(f"{gateway.url}/load", headers=ADMIN, timeout=10).json()
+    return int(load["models"][STORY["model"]]["running"])
+
+
+def begin(threads: ThreadPoolExecutor, gateway: Part, name: str) -> Future[requests.Response]:
+    headers = {"x-request-id": name}
+    asked = threads.submit(post, f"{gateway.url}/v1/completions", ENDLESS, **headers)
+    wait_until(lambda: running(gateway) == 1, RECOVERY_S)
+    return asked
+
+
+def test_a_request_is_cancelled_through_another_gateway(whole_mesh: MeshProcess) -> None:
+    one, other = parts_of(whole_mesh, "gateway")
+    with ThreadPoolExecutor(1) as threads:
+        asked = begin(threads, one, "mine")
+        assert post(f"{other.url}/v1/requests/mine/cancel").json()["status"] == "cancelled"
+        assert asked.result().status_code == 499
+    wait_until(lambda: running(one) == running(other) == 0, FREED_S)
+    assert post(f"{other.url}/v1/requests/mine/cancel").status_code == 404
+
+
+def test_a_pause_holds_the_whole_mesh(whole_mesh: MeshProcess) -> None:
+    one, other = parts_of(whole_mesh, "gateway")
+    with ThreadPoolExecutor(2) as threads:
+        ended = begin(threads, one, "ended")
+        assert post(f"{other.url}/pause").json() == {"status": "paused", "mode": "abort"}
+        assert ended.result().json()["error"]["code"] == "paused"
+        assert running(one) == 0
+        brief = {**STORY, "max_tokens": 1}
+        held = threads.submit(post, f"{one.url}/v1/completions", brief)
+        info = requests.get(f"{one.url}/server_info", headers=ADMIN, timeout=10).json()
+        assert info["is_paused"] is True
+        assert len(info["services"]["gateway"]) == 2
+        assert not held.done()
+        assert post(f"{other.url}/resume").json() == {"status": "resumed"}
+        assert held.result().json()["usage"]["completion_tokens"] > 0
+
+
+def test_a_reset_forgets_cached_prompts(whole_mesh: MeshProcess) -> None:
+    one, other = parts_of(whole_mesh, "gateway")
+    tokens = "This page table is of no use to anybody any more. " * 4
+    prompt = {**STORY, "prompt": tokens, "max_tokens": 1}
+
+    def cached_tokens(gateway: Part) -> int:
+        usage = post(f"{gateway.url}/v1/completions", prompt).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    cached_tokens(one)
+    assert cached_tokens(other) > 0
+    told = post(f"{one.url}/reset_prefix_cache").json()["reset"]
+    assert [len(engines) for engines in told.values()] == [1]
+    assert cached_tokens(one) == 0
 
 
 async def test_streams_of_a_killed_tokenizer_service_go_on_through_the_other(

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from pagemesh.gateway import admin_mesh, cancelling
 from pagemesh.services import service_parts
 from pagemesh.shared.errors import HandshakeRefused
 from pagemesh.shared.link import LINK_PATH, dial
@@ -29,6 +30,7 @@ INNER: Final = ("tokenizer", "scheduler", "worker")
 SERVICES: Final = ("gateway", *INNER)
 OPEN: Final = ("/health", "/ready", "/metrics")
 KEYS: Final = ("Bearer admin", "Bearer client")
+ADMINS: Final = ("is_paused", "load", "pause", "reset_prefix_cache", "resume", "server_info")
 SHARED: Final = ("/requests/{request_id}/cancel", "/abort_requests")
 OPEN_DOCUMENTS: Final = ("/docs", "/openapi.json")
 SETTINGS: Final = Settings(
@@ -87,13 +89,16 @@ def keys_of(path: str) -> set[str]:
     """The keys that open it."""
     if path.rstrip("/").removeprefix("/v1") in SHARED:
         return {*KEYS}
-    return {"Bearer admin" if "admin" in path.split("/") else "Bearer client"}
+    parts = path.strip("/").split("/")
+    return {"Bearer admin" if "admin" in parts or parts[0] in ADMINS else "Bearer client"}
 
 
 @pytest.mark.parametrize("service", SERVICES)
 async def test_every_route_is_open_by_the_list_or_wants_a_key(
-    service: str, registry: Registry
+    service: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(admin_mesh, "SETTLE_S", 0.0)
+    monkeypatch.setattr(cancelling, "PATIENCE_S", 0.001)
     async with serving(service, registry) as client:
         walked = routes_of(client)
         open_ones = (*OPEN, *OPEN_DOCUMENTS) if service == "gateway" else OPEN

@@ -143,6 +143,15 @@ class BlockMachine(RuleBasedStateMachine):
                 default=0 if other is not table else CHAIN_BLOCKS,
             )
 
+    @rule()
+    def forget_free(self) -> None:
+        """What nobody holds is cached no more; what somebody holds can be found as before."""
+        held = {block for table in self.tables for block in table.blocks}
+        cached = [block for block in self.contents if block not in held]
+        assert self.manager.forget_free() == len(cached)
+        for block in cached:
+            del self.contents[block]
+
     @rule(block=st.integers(1, 13), what=st.sampled_from(["leak", "double", "unlist"]))
     def damage_and_repair(self, block: int, what: str) -> None:
         """Whatever happens to the books, the audit says so and they are sound again."""

@@ -46,6 +46,18 @@ def test_the_same_prompt_again_computes_only_its_tail_and_answers_the_same() -> 
     assert (stats.prefix_query_tokens_total, stats.prefix_hit_tokens_total) == (22, 8)
 
 
+def test_a_reset_forgets_what_nobody_uses() -> None:
+    driver = Driver()
+    driver.submit(make_submit(1, PROMPT))
+    driver.run()
+    n_cached = sum(1 for first in range(256) for _ in driver.engine.contents.beginning_with(first))
+    assert driver.engine.forget_cached() == n_cached > 0
+    again = driver.submit(make_submit(2, PROMPT))
+    driver.run()
+    assert again.started == [0]
+    assert again.ids == expected_answer(PROMPT, 8)
+
+
 def test_a_hit_leaves_at_least_one_token_to_compute() -> None:
     driver = Driver()
     for key in (1, 2):
