@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from aiohttp import web
@@ -13,7 +13,7 @@ from pagemesh.gateway.parting import LAST_REQUEST
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
-CORS: Final = web.RequestKey("cors", Mapping[str, str])
+CORS: Final = web.RequestKey("cors", dict[str, str])
 _METHODS: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 _READABLE: Final = {
     "access-control-expose-headers": (
@@ -48,7 +48,7 @@ class Origins:
         self._allowed = frozenset(origin.strip().rstrip("/").lower() for origin in allowed)
         self._any = "*" in self._allowed
 
-    def headers(self, origin: str | None) -> Mapping[str, str]:
+    def headers(self, origin: str | None) -> dict[str, str]:
         """For the answer to who names this `origin`. A browser keeps one from pages without any."""
         if self._any:
             return {"access-control-allow-origin": "*", **_READABLE}

@@ -183,5 +183,5 @@ def _security(path: str, access: Access) -> list[dict[str, list[str]]]:
         return []
     if access.is_admins(path):
         return [{"admin": []}, {"x-api-key": []}]
-    admins = [{"admin": []}] if access.is_shared(path) else []
+    admins: list[dict[str, list[str]]] = [{"admin": []}] if access.is_shared(path) else []
     return [{"key": []}, *admins, {"x-api-key": []}, *([] if access.others else [{}])]
