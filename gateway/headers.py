@@ -61,7 +61,8 @@ def common_headers(request: web.BaseRequest) -> dict[str, str]:
     more = {"connection": "close"} if LAST_REQUEST.get() else {}
     if speaks_anthropic(request):
         more["request-id"] = request[REQUEST_ID]
-    return {**more, "x-request-id": request[REQUEST_ID], **request[CORS]}
+    cors = request[CORS]
+    return {**more, "x-request-id": request[REQUEST_ID], **cors}
 
 
 def preflight_response(request: web.BaseRequest) -> web.Response:
