@@ -34,6 +34,7 @@ from pagemesh.gateway.openai.errors import error_body, error_response, from_http
 from pagemesh.gateway.openai.files import FilesEndpoint
 from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.render import RenderEndpoint
+from pagemesh.gateway.openai.responses.endpoint import ResponsesEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
 from pagemesh.gateway.openai.tokens_out import TokensEndpoint
 from pagemesh.gateway.parting import Parting
@@ -85,6 +86,17 @@ def file_routes(files: FilesEndpoint, batches: BatchesEndpoint) -> list[web.Rout
         *_spelled("GET", "/batches", batches.list_batches),
         *_spelled("GET", "/batches/{batch_id}", batches.retrieve),
         *_spelled("POST", "/batches/{batch_id}/cancel", batches.cancel),
+    ]
+
+
+def responses_routes(responses: ResponsesEndpoint) -> list[web.RouteDef]:
+    one = "/responses/{id}"
+    return [
+        *_spelled("POST", "/responses", responses.create),
+        *_spelled("GET", one, responses.retrieve),
+        *_spelled("DELETE", one, responses.delete),
+        *_spelled("POST", f"{one}/cancel", responses.cancel),
+        *_spelled("GET", f"{one}/input_items", responses.input_items),
     ]
 
 

@@ -52,6 +52,16 @@ class GatewayMetrics:
             "Requests sent again because their tokenizer service was lost",
             registry=registry,
         )
+        self.background_responses = Gauge(
+            "pagemesh_background_responses",
+            "Responses that run in the background here",
+            registry=registry,
+        )
+        self.responses_not_stored = Counter(
+            "pagemesh_responses_not_stored",
+            "Responses that were answered but could not be kept",
+            registry=registry,
+        )
         self._routed = Counter(
             "pagemesh_route_requests",
             "Requests for a route, by the model that its split gave them",

@@ -7,6 +7,7 @@ from typing import Final
 from pagemesh.gateway.admin import RouteChanges, WholeRoute
 from pagemesh.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from pagemesh.gateway.openai.cancel import AbortRequests
+from pagemesh.gateway.openai.responses.schema import ResponseRequest
 from pagemesh.gateway.openai.schema import (
     BatchRequest,
     ChatRequest,
@@ -145,6 +146,55 @@ OPERATIONS: Final = (
         request=AbortRequests,
         answer="How many were found",
         refusals=(400, 413, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/responses",
+        summary="Answer items, and keep the answer for those that follow it",
+        request=ResponseRequest,
+        answer="The response; with stream, its making as events; with background, its beginning",
+        answers=(JSON, EVENTS),
+        refusals=GENERATES,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/responses/{id}",
+        summary="Show a response that is kept",
+        answer="The response; with stream, the events of one that runs in the background",
+        answers=(JSON, EVENTS),
+        refusals=(400, 404, 503),
+        query={
+            "stream": "true: the events of a response of the background",
+            "starting_after": "Only the events behind this sequence number",
+            "include[]": "As in the request that made it",
+        },
+    ),
+    Operation(
+        method="DELETE",
+        path="/v1/responses/{id}",
+        summary="Keep a response no longer; one that runs is cancelled",
+        answer="The id",
+        refusals=(404, 503),
+    ),
+    Operation(
+        method="POST",
+        path="/v1/responses/{id}/cancel",
+        summary="Cancel a response that runs in the background",
+        answer="The response as it is now",
+        refusals=(400, 404, 503),
+    ),
+    Operation(
+        method="GET",
+        path="/v1/responses/{id}/input_items",
+        summary="List the items that a response was made of",
+        answer="A page of items",
+        refusals=(400, 404, 503),
+        query={
+            "after": "Items behind the one of this id",
+            "limit": "How many: 1 to 100, by default 20",
+            "order": "asc: the oldest first; by default desc",
+            "include[]": "As in the request that made it",
+        },
     ),
     Operation(
         method="GET",

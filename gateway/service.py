@@ -31,6 +31,7 @@ from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.open_requests import OpenRequests
 from pagemesh.gateway.openai.live import Turn
 from pagemesh.gateway.openai.params import Seeds
+from pagemesh.gateway.openai.responses.service import ResponsesService
 from pagemesh.gateway.parting import Parting
 from pagemesh.gateway.pause_store import PauseStore
 from pagemesh.gateway.request_series import RequestCollector
@@ -88,6 +89,7 @@ class GatewayService:
         self._routes = api_routes(self.backend, client_access(gateway))
         settings = shown_settings(runtime.settings)
         self._mesh = MeshEndpoint(self.backend, runtime.registry, settings)
+        self.responses = ResponsesService(runtime, self.backend)
         self._batches = BatchService(runtime, self.backend, self._routes)
         self.middlewares: tuple[Middleware, ...] = (counting(metrics, self._parting),)
         self._runtime = runtime
@@ -99,7 +101,8 @@ class GatewayService:
         runtime.metrics.register(RequestCollector(metrics.requests, directory.engines))
 
     def routes(self) -> list[web.RouteDef]:
-        return [*self._routes, *self._batches.routes(), *mesh_routes(self._mesh)]
+        responses, batches = self.responses.routes(), self._batches.routes()
+        return [*self._routes, *responses, *batches, *mesh_routes(self._mesh)]
 
     def not_ready(self) -> str | None:
         """The link of a frozen process below ends, so its engines leave the directory
@@ -137,6 +140,7 @@ class GatewayService:
                 group.create_task(self._batches.run(), name="batches")
         finally:
             self._fail_all()
+            await self.responses.close()
             self.backend.offload.close()
 
     def _desired_workers(self) -> Mapping[str, int]:

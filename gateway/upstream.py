@@ -74,13 +74,9 @@ class Upstream:
     def generating(self, generation: Generation, generates: Sequence[Generate]) -> Iterator[None]:
         """Run one generate per prompt while the block lasts; leaving it cancels what is open.
 
-        Raises RequestError (503) while draining, but for the last request of a connection, and
-        while so many are held by a pause.
+        Raises what `check_open` raises.
         """
-        if self.draining and not LAST_REQUEST.get():
-            raise not_ready("it is shutting down")
-        if self._paused and len(self._parked) >= MAX_HELD:
-            raise _paused(self._timeout_s)
+        self.check_open()
         now_s = time.monotonic()
         entries: list[PendingGeneration] = []
         self._begin()
@@ -94,6 +90,14 @@ class Upstream:
             for entry in entries:
                 self._abandon(entry)
             self._end()
+
+    def check_open(self) -> None:
+        """Raises RequestError (503) while draining, but for the last request of a connection, and
+        while so many are held by a pause."""
+        if self.draining and not LAST_REQUEST.get():
+            raise not_ready("it is shutting down")
+        if self._paused and len(self._parked) >= MAX_HELD:
+            raise _paused(self._timeout_s)
 
     async def ask(self, question: Question) -> Reply:
         """The answer to one question. Raises the RequestError it was refused with.

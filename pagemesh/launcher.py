@@ -25,7 +25,7 @@ from pagemesh.autoscale import (
 )
 from pagemesh.banner import banner
 from pagemesh.children import SERVICES, line_writer, service_spec, service_specs
-from pagemesh.embedded_valkey import embedded_valkey
+from pagemesh.embedded_valkey import embedded_valkey, kept_folder
 from pagemesh.gateway_port import free_port, held_port
 from pagemesh.idle_gpus import idle_gpus
 from pagemesh.readiness import wait_for_registry, wait_until_ready
@@ -161,7 +161,7 @@ def _registry(settings: Settings) -> Iterator[tuple[Settings, ChildSpec | None]]
     if settings.mesh.redis_url is not None:
         yield settings, None
         return
-    with embedded_valkey() as valkey:
+    with embedded_valkey(kept_folder(settings.mesh)) as valkey:
         mesh = replace(settings.mesh, redis_url=valkey.url)
         yield replace(settings, mesh=mesh), valkey.spec
 

@@ -25,6 +25,7 @@ from pagemesh.shared.cancel_keys import CancelKeys
 from pagemesh.shared.leases import LeaseKeys
 from pagemesh.shared.pause_keys import PauseKeys
 from pagemesh.shared.prefix_index import PrefixIndex
+from pagemesh.shared.response_keys import ResponseKeys
 from pagemesh.shared.route_keys import RouteKeys
 from pagemesh.shared.wire import PROTOCOL
 
@@ -89,6 +90,7 @@ class Registry:
         self.routes = RouteKeys(self._redis, mesh_name)
         self.pause = PauseKeys(self._redis, mesh_name)
         self.cancels = CancelKeys(self._redis, mesh_name)
+        self.responses = ResponseKeys(self._redis, mesh_name)
         self._mesh = mesh_name
         self._away = False
         self._looks: dict[str, _Look] = {}

@@ -221,6 +221,24 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int | None,
         _meta("Seed of the seeds drawn for requests that bring none; default: random"),
     ] = None
+    response_ttl_s: Annotated[
+        float, _meta("How long a response is kept after its last use"), Meta(ge=1)
+    ] = 2_592_000.0
+    max_response_bytes: Annotated[
+        int,
+        _meta("Largest response, its input included, that is kept"),
+        Meta(ge=1024),
+    ] = 4 * 2**20
+    max_stored_bytes: Annotated[
+        int,
+        _meta("Most bytes of responses that the mesh keeps; beyond, the least used go"),
+        Meta(ge=1024),
+    ] = 128 * 2**20
+    max_background_responses: Annotated[
+        int,
+        _meta("Most responses that one gateway runs in the background; more are answered 429"),
+        Meta(ge=0),
+    ] = 256
     drain_notice_s: Annotated[
         float,
         _meta(
@@ -239,6 +257,9 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "one's own; default: an embedded Valkey"
         ),
     ] = None
+    data_dir: Annotated[
+        str, _meta("Where an embedded Valkey keeps stored responses, and routes of run time")
+    ] = "~/.local/share/pagemesh"
     mesh_name: Annotated[str, _meta("Prefix of this mesh's keys in Redis")] = "pagemesh"
     mesh_secret: Annotated[
         str,
@@ -347,6 +368,7 @@ def check_settings(settings: Settings) -> None:
     _check_tls_files(settings.gateway, settings.mesh)
     _check_exposure(settings.gateway)
     _check_origins(settings.gateway)
+    _check_stored(settings.gateway)
     _check_chunking(settings)
 
 
@@ -381,6 +403,15 @@ def _check_origins(gateway: GatewaySettings) -> None:
                 "such as https://chat.example.com",
                 key="allowed_origins",
             )
+
+
+def _check_stored(gateway: GatewaySettings) -> None:
+    if gateway.max_response_bytes > gateway.max_stored_bytes:
+        raise SettingsError(
+            f"max_response_bytes ({gateway.max_response_bytes}) must be at most max_stored_bytes "
+            f"({gateway.max_stored_bytes}): all responses together have that room",
+            key="max_response_bytes",
+        )
 
 
 def check_link_exposure(mesh: MeshSettings) -> None:

@@ -91,7 +91,7 @@ def starting_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
     log = folder / "mesh.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            serve_command("--port", str(port), *flags),
+            serve_command("--port", str(port), "--data-dir", str(folder / "data"), *flags),
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

@@ -149,7 +149,7 @@ async def respond(
                 body = await settle(body)
     finally:
         backend.open_requests.leave(opened)
-        _log_end(request, job, generation)
+        log_end(job, generation, request[REQUEST_ID])
     return json_answer(request, body)
 
 
@@ -162,12 +162,13 @@ async def _whole(backend: Backend, generation: Generation, answer: Answer) -> by
 
 def _overflowed(backend: Backend, request: web.Request, job: Job, generation: Generation) -> None:
     if generation.held_bytes > MAX_WHOLE_BYTES:
-        generation.fail(_too_large())
+        generation.fail(too_large())
     else:
         _give_up(backend, request, job)
 
 
-def _too_large() -> RequestError:
+def too_large() -> RequestError:
+    """More than MAX_WHOLE_BYTES would have to be held."""
     return RequestError(
         f"The answer grew over {MAX_WHOLE_BYTES >> 20} MiB, more than is kept for one request. "
         "Stream it, or ask for fewer prompts, choices, tokens or logprobs.",
@@ -183,11 +184,11 @@ def _give_up(backend: Backend, request: web.Request, job: Job) -> None:
         request.transport.abort()
 
 
-def _log_end(request: web.Request, job: Job, generation: Generation) -> None:
+def log_end(job: Job, generation: Generation, x_request_id: str | None = None) -> None:
     log.info(
         "generation_ended",
         request_id=job.id,
-        x_request_id=request[REQUEST_ID],
+        x_request_id=x_request_id,
         model=job.served.name,
         served_by=job.served.card.names[0],
         prompt_tokens=generation.prompt_tokens,

@@ -81,7 +81,7 @@ async def stream(
     """
     with backend.keep_alive.watching(generation):
         await _first_sign(generation)
-        response = web.StreamResponse(headers=_headers(request))
+        response = web.StreamResponse(headers=event_headers(request))
         await response.prepare(request)
         pump = Pump(response, request.transport, generation, chunks, backend.turn)
         try:
@@ -98,7 +98,8 @@ async def stream(
     return response
 
 
-def _headers(request: web.Request) -> dict[str, str]:
+def event_headers(request: web.Request) -> dict[str, str]:
+    """Of an answer that is a stream."""
     return {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import openai
 import psutil
 import pytest
 import requests
@@ -22,6 +23,7 @@ from mesh_process import (
     wait_until,
 )
 from metric_names import Scrape
+from openai.types.responses import Response
 
 from pagemesh.shared.settings import Settings
 
@@ -136,14 +138,39 @@ def test_a_frozen_service_makes_the_mesh_unready_until_it_thaws(
     assert complete(victim, max_tokens=4)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGKILL, -9)])
-def test_nothing_outlives_the_parent(signum: signal.Signals, code: int, tmp_path: Path) -> None:
-    with running_mesh(tmp_path, *DUMMY_MESH) as mesh:
-        children = mesh.children()
-        assert len(children) == len(SERVICES) + 1
-        mesh.process.send_signal(signum)
-        assert mesh.process.wait(STOP_TIMEOUT_S) == code
-        assert_gone(children)
+def test_only_what_is_stored_outlives_the_parent(tmp_path: Path) -> None:
+    """Killed or told to stop; what ran in the background has failed then."""
+    stored: list[Response] = []
+    for signum, code in ((signal.SIGKILL, -9), (signal.SIGINT, 0)):
+        with (
+            running_mesh(tmp_path, *DUMMY_MESH) as mesh,
+            openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client,
+        ):
+            children = mesh.children()
+            assert len(children) == len(SERVICES) + 1
+            if stored:
+                check_stored(client, *stored)
+            else:
+                stored = store(client)
+            mesh.process.send_signal(signum)
+            assert mesh.process.wait(STOP_TIMEOUT_S) == code
+            assert_gone(children)
+
+
+def store(client: openai.OpenAI) -> list[Response]:
+    """A response, and one that runs on in the background."""
+    ask: Any = {"model": STORY["model"], "input": "Hi!", "extra_body": {"ignore_eos": True}}
+    return [
+        client.responses.create(**ask, max_output_tokens=4),
+        client.responses.create(**ask, max_output_tokens=1500, background=True),
+    ]
+
+
+def check_stored(client: openai.OpenAI, whole: Response, begun: Response) -> None:
+    assert client.responses.retrieve(whole.id) == whole
+    wait_until(lambda: client.responses.retrieve(begun.id).status == "failed", RECOVERY_S)
+    ask: Any = {"model": STORY["model"], "input": "More!", "max_output_tokens": 1}
+    assert client.responses.create(**ask, previous_response_id=whole.id).usage
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 0), (signal.SIGKILL, -9)])

@@ -1,4 +1,4 @@
-"""The Valkey of a mesh on one machine: private, with a password, nothing on disk."""
+"""The Valkey of a mesh on one machine: private, with a password; what it keeps, and where."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from pagemesh.embedded_valkey import embedded_valkey
+from pagemesh.embedded_valkey import embedded_valkey, kept_folder
 from pagemesh.shared.errors import StartupError
+from pagemesh.shared.settings import MeshSettings
 
 
 def test_it_answers_only_who_has_the_password(redis_url: str) -> None:
@@ -47,6 +48,24 @@ def test_its_folder_goes_with_it() -> None:
         folder = Path(urlsplit(valkey.url).path).parent
         assert folder.is_dir()
     assert not folder.exists()
+
+
+def test_a_folder_is_kept_by_one_mesh_at_a_time(tmp_path: Path) -> None:
+    folder = kept_folder(MeshSettings(data_dir=str(tmp_path), mesh_name="../a b"))
+    assert folder.parent == tmp_path
+    with embedded_valkey(folder) as first, embedded_valkey(folder) as second:
+        assert b"appendonly yes" in first.spec.config
+        assert b"appendonly no" in second.spec.config
+        assert str(folder).encode() not in second.spec.config
+    assert folder.stat().st_mode & 0o077 == 0
+    with embedded_valkey(folder) as again:
+        assert f'dir "{folder}"'.encode() in again.spec.config
+
+
+def test_a_folder_that_cannot_be_written_costs_what_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with embedded_valkey(tmp_path / "file" / "mesh") as valkey:
+        assert b"appendonly no" in valkey.spec.config
 
 
 def test_without_the_wheel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

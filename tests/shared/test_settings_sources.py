@@ -194,6 +194,7 @@ def test_keywords_are_typed_like_flags() -> None:
         ({"mesh_cafile": "ca.pem"}, "mesh_certfile"),
         ({"tensor_parallel_size": "2"}, "tensor_parallel_size"),
         ({"host": "0.0.0.0"}, "host"),
+        ({"max_stored_bytes": "4096"}, "max_response_bytes"),
         (
             {
                 "enable_chunked_prefill": False,

@@ -1,0 +1,86 @@
+"""The body of POST /v1/responses. As in `openai/schema.py`, null stands for absent."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct
+
+from pagemesh.gateway.openai.schema import Int32, Int64
+
+
+class TextOptions(Struct):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Struct):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseStreamOptions(Struct):
+    include_obfuscation: bool | None = None
+
+
+class ResponseRequest(Struct, kw_only=True):
+    """`input`: a string, or a list of items. The last block are fields of chat completions that
+    OpenAI's clients send in `extra_body`."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    include: list[str] | None = None
+    max_output_tokens: Int32 | None = None
+    max_tool_calls: Int32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Int32 | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: str | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    min_tokens: Int32 | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: Int32 | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+
+
+REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "access_programs": (),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "moderation": (),
+    "prompt": (),
+}
+"""Known and not served, but for the values that ask for nothing."""
