@@ -1,12 +1,12 @@
 """Stored responses, as keys in Redis: what any gateway of the mesh needs to know of them.
 
 `{mesh}:stored:response:{id}` is a hash of a response: `status`, `object` (JSON), `items` (JSON, the
-input), `previous` (JSON, the ids of the responses before it), `context_bytes`, `owner`. `…:events` is the
-list of the stream events of one that runs in the background, the place of each being its sequence
-number. Both go a time after their last use. `{mesh}:stored:responses` orders them by when that will be, and
-`{mesh}:stored:response_bytes` says how large each is (and all, in the field without a name): beyond
-a limit those that would go first go. `{mesh}:response_lease:{id}` is held by the gateway that runs
-one in the background.
+input), `previous` (JSON, the ids of the responses before it), `context_bytes` and `owner`.
+`…:events` is the list of the stream events of one that runs in the background, the place of each
+being its sequence number. Both go a time after their last use. `{mesh}:stored:responses` orders
+them by when that will be, and `{mesh}:stored:response_bytes` says how large each is (and all, in
+the field without a name): beyond a limit those that would go first go. `{mesh}:response_lease:{id}`
+is held by the gateway that runs one in the background.
 
 The scripts name keys that their arguments do not, so this wants one Redis, not a cluster.
 """

@@ -86,7 +86,7 @@ class _Replay:
 
     async def _seen(self) -> list[str]:
         """The event before the next one, and those that came meanwhile."""
-        with suppress(AWAY):
+        with suppress(*AWAY):
             return (await self._store.events(self._id, max(0, self._next - 1))).events
         return []
 

@@ -6,7 +6,25 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from pagemesh.gateway.openai.schema import Int32, Int64
+from pagemesh.gateway.openai.limits import (
+    Bias,
+    CacheKey,
+    CacheSalt,
+    Count,
+    Int32,
+    Int64,
+    Penalty,
+    Positive,
+    RepetitionPenalty,
+    Seconds,
+    Share,
+    ShareAboveZero,
+    SomeText,
+    Temperature,
+    TokenId,
+    TopK,
+    TopLogprobs,
+)
 
 
 class TextOptions(Struct):
@@ -37,11 +55,11 @@ class ResponseRequest(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     include: list[str] | None = None
-    max_output_tokens: Int32 | None = None
+    max_output_tokens: Positive | None = None
     max_tool_calls: Int32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_logprobs: Int32 | None = None
+    temperature: Temperature | None = None
+    top_p: ShareAboveZero | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -51,27 +69,27 @@ class ResponseRequest(Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: CacheKey | None = None
     service_tier: str | None = None
 
-    top_k: Int32 | None = None
-    min_p: float | None = None
-    min_tokens: Int32 | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    top_k: TopK | None = None
+    min_p: Share | None = None
+    min_tokens: Count | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: dict[str, Bias] | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: SomeText | list[SomeText] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: Int32 | None = None
-    timeout: float | None = None
-    cache_salt: str | None = None
+    timeout: Seconds | None = None
+    cache_salt: CacheSalt | None = None
 
 
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {
