@@ -97,10 +97,10 @@ async def test_the_object(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
         "tool_choice": "none",
         "truncation": "auto",
         "text": {"format": {"type": "text"}},
-        "reasoning": {"summary": "auto"},
+        "reasoning": {"effort": "low", "summary": "auto"},
         "user": "me",
         "prompt_cache_key": "k",
-        "service_tier": "auto",
+        "service_tier": "flex",
     }
     answer = await create(gateway, **asked)
     [item] = answer["output"]
@@ -115,6 +115,7 @@ async def test_the_object(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 15,
     }
+    assert (answer["service_tier"], answer["reasoning"]["effort"]) == ("flex", "low")
     echoed = {"instructions", "max_output_tokens", "metadata", "temperature", "tools", "truncation"}
     assert {name: answer[name] for name in echoed} == {name: asked[name] for name in echoed}
     assert (answer["top_p"], answer["parallel_tool_calls"], answer["store"]) == (1.0, True, True)
@@ -124,7 +125,8 @@ async def test_the_object(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
         {"role": "user", "content": "Hi!"},
     ]
     assert (talk.generate.params.temperature, talk.generate.params.max_tokens) == (0.5, 9)
-    assert talk.generate.cache_key == "k"
+    assert (talk.generate.cache_key, talk.generate.priority) == ("k", 1)
+    assert talk.generate.prompt.options == {"reasoning_effort": "low"}
 
 
 async def test_a_limit_makes_it_incomplete(gateway: Gateway) -> None:
@@ -247,7 +249,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "other"}}),
     ("text.format", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
     ("text.format", {"text": {"format": {"type": "grammar"}}}),
-    ("text.verbosity", {"text": {"verbosity": "low"}}),
+    ("text.verbosity", {"text": {"verbosity": "some"}}),
+    ("reasoning.effort", {"reasoning": {"effort": "some"}}),
     ("reasoning.summary", {"reasoning": {"summary": "detailed"}}),
     ("include", {"include": ["file_search_call.results"]}),
     ("max_output_tokens", {"max_output_tokens": 0}),

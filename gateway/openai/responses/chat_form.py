@@ -16,7 +16,6 @@ from pagemesh.shared.errors import RequestError
 LOGPROBS: Final = "message.output_text.logprobs"
 ENCRYPTED: Final = "reasoning.encrypted_content"
 _INCLUDABLE: Final = (LOGPROBS, ENCRYPTED)
-_TIERS: Final = ("auto", "default", "flex", "priority", "scale")
 _MAX_METADATA: Final = 16
 _MAX_KEY_CHARS: Final = 64
 _MAX_VALUE_CHARS: Final = 512
@@ -26,6 +25,7 @@ _SAME_NAME: Final = (
     *("frequency_penalty", "repetition_penalty", "logit_bias", "seed", "stop", "stop_token_ids"),
     *("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "structured_outputs"),
     *("chat_template_kwargs", "priority", "timeout", "cache_salt"),
+    *("service_tier", "thinking_token_budget", "allowed_token_ids", "bad_words"),
 )
 # What the chat's fields are called here.
 _NAMES: Final = (
@@ -33,6 +33,7 @@ _NAMES: Final = (
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
     (re.compile(r"\breasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"\bverbosity\b"), "text.verbosity"),
     (re.compile(r"\bresponse_format(\.json_schema|\b)"), "text.format"),
 )
 
@@ -47,6 +48,8 @@ def chat_body(body: ResponseRequest, messages: list[Message]) -> ChatRequest:
         response_format=_response_format(body),
         tools=_tools(body.tools),
         tool_choice=_tool_choice(body.tool_choice),
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        verbosity=None if body.text is None else body.text.verbosity,
         logprobs=wants_logprobs or None,
         top_logprobs=body.top_logprobs,
         **{name: getattr(body, name) for name in _SAME_NAME},
@@ -58,8 +61,6 @@ def check_fields(body: ResponseRequest) -> None:
     check_include(body.include or [])
     if body.truncation not in (None, "auto", "disabled"):
         raise bad("truncation", "must be auto or disabled")
-    if body.service_tier not in (None, *_TIERS):
-        raise bad("service_tier", f"must be one of {', '.join(_TIERS)}")
     if body.background and body.store is False:
         raise bad("background", "needs store to be true: the answer is fetched later")
     if body.background and body.timeout is not None:
@@ -103,14 +104,7 @@ def _check_metadata(metadata: dict[str, str]) -> None:
 
 def _response_format(body: ResponseRequest) -> dict[str, Any] | None:
     """A flat json_schema becomes the nested one of chat."""
-    options = body.text
-    if options is None:
-        return None
-    if options.verbosity not in (None, "medium"):
-        raise bad(
-            "text.verbosity", "is not supported here. Leave it out.", code="unsupported_parameter"
-        )
-    given = options.format
+    given = None if body.text is None else body.text.format
     if given is None or given.get("type") != "json_schema":
         return given
     flat = {name: value for name, value in given.items() if name != "type"}

@@ -7,10 +7,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from pagemesh.gateway.openai.limits import (
+    BadWords,
     Bias,
     CacheKey,
     CacheSalt,
     Count,
+    Effort,
     Int32,
     Int64,
     Penalty,
@@ -20,20 +22,23 @@ from pagemesh.gateway.openai.limits import (
     Share,
     ShareAboveZero,
     SomeText,
+    SomeTokenIds,
     Temperature,
+    Tier,
     TokenId,
     TopK,
     TopLogprobs,
+    Verbosity,
 )
 
 
 class TextOptions(Struct):
     format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(Struct):
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -70,7 +75,7 @@ class ResponseRequest(Struct, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: CacheKey | None = None
-    service_tier: str | None = None
+    service_tier: Tier | None = None
 
     top_k: TopK | None = None
     min_p: Share | None = None
@@ -87,6 +92,9 @@ class ResponseRequest(Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: Count | None = None
+    allowed_token_ids: SomeTokenIds | None = None
+    bad_words: BadWords | None = None
     priority: Int32 | None = None
     timeout: Seconds | None = None
     cache_salt: CacheSalt | None = None
