@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from aiohttp import web
@@ -19,6 +21,7 @@ from pagemesh.gateway.openai.tools import tool_use
 from pagemesh.gateway.whole import json_answer
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Prompt, Tokenize, Tokenized
+from pagemesh.shared.text_parsers import NONE
 from pagemesh.shared.wire import ID_BYTES
 
 
@@ -37,32 +40,37 @@ class MessagesEndpoint:
         body = await self._messages.read(raw)
         user = (body.metadata or {}).get("user_id")
         served = self._backend.router.resolve(body.model, str(user or request[REQUEST_ID]))
-        job = await self._backend.offload.run(len(raw), _job, body, served)
-        return await respond(self._backend, request, job, partial(MessagesAnswer, job))
+        with _in_our_names():
+            job = await self._backend.offload.run(len(raw), _job, body, served)
+            return await respond(self._backend, request, job, partial(MessagesAnswer, job))
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = await self._counts.read(raw)
         served = self._backend.router.resolve(body.model, request[REQUEST_ID])
-        prompt = await self._backend.offload.run(len(raw), _prompt, body, served)
-        question = Tokenize(new_id("count"), served.card.names[0], prompt)
-        answer = await self._backend.upstream.ask(question)
+        with _in_our_names():
+            prompt = await self._backend.offload.run(len(raw), _prompt, body, served)
+            question = Tokenize(new_id("count"), served.card.names[0], prompt)
+            answer = await self._backend.upstream.ask(question)
         assert isinstance(answer, Tokenized)
         n_tokens = len(answer.token_ids) // ID_BYTES
         return json_answer(request, encode_json({"input_tokens": n_tokens}))
 
 
-def _job(body: MessagesRequest, served: ServedModel) -> Job:
+@contextmanager
+def _in_our_names() -> Iterator[None]:
     try:
-        return chat_job(chat_request(body), served, new_id("msg"))
+        yield
     except RequestError as error:
         raise renamed(error) from error
+
+
+def _job(body: MessagesRequest, served: ServedModel) -> Job:
+    thinks = served.card.parsers.reasoning != NONE
+    return chat_job(chat_request(body, thinks=thinks), served, new_id("msg"))
 
 
 def _prompt(body: CountTokensRequest, served: ServedModel) -> Prompt:
-    try:
-        asked = prompt_request(body)
-        use = tool_use(asked, served.card)
-        return chat_prompt(asked, asked.messages, use.tools if use else None)
-    except RequestError as error:
-        raise renamed(error) from error
+    asked = prompt_request(body)
+    use = tool_use(asked, served.card)
+    return chat_prompt(asked, asked.messages, use.tools if use else None)

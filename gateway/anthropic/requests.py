@@ -7,22 +7,30 @@ from typing import Any, Final
 from pagemesh.gateway.anthropic.messages import chat_messages, continues_last
 from pagemesh.gateway.anthropic.schema import CountTokensRequest, MessagesRequest
 from pagemesh.gateway.openai.errors import bad
+from pagemesh.gateway.openai.limits import MAX_INT32
 from pagemesh.gateway.openai.schema import ChatRequest
 from pagemesh.shared.errors import RequestError
 
 _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING: Final = {"enabled": True, "adaptive": True, "disabled": False}
 # What chat completions call a field, and how it is called here.
-_NAMES: Final = {"response_format": "output_config.format", "stop": "stop_sequences"}
+_NAMES: Final = {
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+}
 
 
-def chat_request(body: MessagesRequest) -> ChatRequest:
-    """Raises RequestError (400) naming the field at fault."""
+def chat_request(body: MessagesRequest, *, thinks: bool) -> ChatRequest:
+    """`thinks`: whether the model marks its reasoning; a budget means nothing to others.
+
+    Raises RequestError (400) naming the field at fault.
+    """
     if body.max_tokens < 1:
         raise bad("max_tokens", "must be at least 1")
     return ChatRequest(
         **_prompt_fields(body),
-        **_answer_fields(body),
+        **_answer_fields(body, thinks=thinks),
         max_tokens=body.max_tokens,
         stop=body.stop_sequences,
         stream=body.stream,
@@ -103,15 +111,25 @@ def _thinking(thinking: dict[str, Any] | None) -> dict[str, Any]:
     return {"enable_thinking": _THINKING[thinking["type"]]}
 
 
-def _answer_fields(body: MessagesRequest) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
+def _answer_fields(body: MessagesRequest, *, thinks: bool) -> dict[str, Any]:
     thinking = body.thinking or {}
+    fields: dict[str, Any] = {}
+    budget_tokens = _budget_tokens(thinking)
+    if thinks:
+        fields["thinking_token_budget"] = budget_tokens
     if thinking.get("type") == "disabled" or thinking.get("display") == "omitted":
         fields["include_reasoning"] = False
     wanted = (body.output_config or {}).get("format")
     if wanted is not None:
         fields["response_format"] = _response_format(wanted)
     return fields
+
+
+def _budget_tokens(thinking: dict[str, Any]) -> int | None:
+    given = thinking.get("budget_tokens")
+    if given is not None and (type(given) is not int or not 0 <= given <= MAX_INT32):
+        raise bad("thinking.budget_tokens", "must be a number of tokens")
+    return given
 
 
 def _response_format(wanted: object) -> dict[str, Any]:

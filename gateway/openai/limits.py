@@ -29,7 +29,7 @@ VERBOSITIES: Final = ("low", "medium", "high")
 MAX_DOCUMENTS: Final = 1024
 # The priority of requests that bring none: smaller values go first.
 TIERS: Final = {"auto": 0, "default": 0, "scale": 0, "priority": -1, "flex": 1}
-_MAX_INT32: Final = 2**31 - 1
+MAX_INT32: Final = 2**31 - 1
 
 
 def _shown(**keywords: Any) -> Meta:
@@ -39,10 +39,10 @@ def _shown(**keywords: Any) -> Meta:
 
 def _shown_int32(**keywords: Any) -> Meta:
     """As `_shown`, for an integer that has no greatest value but its width."""
-    return Meta(le=_MAX_INT32, extra_json_schema=keywords)
+    return Meta(le=MAX_INT32, extra_json_schema=keywords)
 
 
-Int32 = Annotated[int, Meta(ge=-(2**31), le=_MAX_INT32)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=MAX_INT32)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positive = Annotated[int, _shown_int32(minimum=1)]
 Count = Annotated[int, _shown_int32(minimum=0)]

@@ -190,7 +190,7 @@ async def test_every_field_reaches_the_engine(gateway: Gateway, tokenizer: FakeT
     assert params.structured_outputs is not None
     assert params.structured_outputs.given_as == "tool_choice"
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 7)
-    assert params.stop == ["END"]
+    assert (params.stop, params.thinking_token_budget) == (["END"], 1024)
 
 
 def part(text: str) -> dict[str, str]:
@@ -309,6 +309,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
             "tool_choice.disable_parallel_tool_use",
         ),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"metadata": {"user_id": 5}}, "metadata.user_id"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
