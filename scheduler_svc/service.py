@@ -145,8 +145,8 @@ class SchedulerService:
                 for host in self._hosts.values():
                     host.end(owner, keys, reason)
             case ForgetCached(engine_id):
-                if (host := self._hosts.get(engine_id)) is not None:
-                    host.forget_cached()
+                if engine_id in self._hosts:
+                    self._hosts[engine_id].forget_cached()
             case _:
                 log.warning("unexpected_message", peer=link.name, kind=type(message).__name__)
 
