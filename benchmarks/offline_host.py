@@ -84,7 +84,7 @@ class PresetExecutor:
         self._first = (self._first + 7) % (len(self._tokens) - n)
         tokens = self._tokens[self._first : self._first + n]
         sampled = SampledRows(tokens, self._finite[:n], self._none, self._none, None)
-        return Computed(sampled, [], tokens, self.device.launch() if self.device else at_once)
+        return Computed(sampled, [], [], tokens, self.device.launch() if self.device else at_once)
 
     def enter(self, row: NewRow, ids: WireInts) -> None: ...
     def leave(self, slots: Ints) -> None: ...

@@ -30,6 +30,7 @@ from pagemesh.gateway.openai.batches import BatchesEndpoint
 from pagemesh.gateway.openai.cancel import CancelEndpoint
 from pagemesh.gateway.openai.chat import ChatEndpoint
 from pagemesh.gateway.openai.completions import CompletionsEndpoint
+from pagemesh.gateway.openai.embeddings import EmbeddingsEndpoint
 from pagemesh.gateway.openai.errors import error_body, error_response, from_http
 from pagemesh.gateway.openai.files import FilesEndpoint
 from pagemesh.gateway.openai.models import ModelsEndpoint
@@ -65,6 +66,7 @@ def api_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
         *_spelled("POST", "/messages", messages.create),
         *_spelled("POST", "/messages/count_tokens", messages.count_tokens),
         *_cancel_routes(backend, access),
+        *_spelled("POST", "/embeddings", EmbeddingsEndpoint(backend).handle),
         *_spelled("GET", "/models", models.list_models),
         *one_model,
         *_spelled("POST", "/tokenize", tokens.tokenize),

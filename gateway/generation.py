@@ -35,6 +35,7 @@ class PromptState:
     logprobs: list[TokenLogprob | None] | None = None
     scored: bool = False
     began: bool = False
+    vector: bytes = b""
 
     @property
     def n_tokens(self) -> int:
@@ -143,6 +144,7 @@ class Generation:
         if not prompt.began:
             prompt.began = True
             prompt.cached_tokens = delta.cached_tokens
+            prompt.vector = delta.vector
         if delta.prompt_logprobs is None:
             return delta
         if not prompt.scored:

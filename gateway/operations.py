@@ -13,6 +13,7 @@ from pagemesh.gateway.openai.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     FileForm,
     GenerateRequest,
     TokenizeRequest,
@@ -195,6 +196,14 @@ OPERATIONS: Final = (
             "order": "asc: the oldest first; by default desc",
             "include[]": "As in the request that made it",
         },
+    ),
+    Operation(
+        method="POST",
+        path="/v1/embeddings",
+        summary="Make a vector of each text, or of token ids",
+        request=EmbeddingRequest,
+        answer="The vectors, in the order of the inputs",
+        refusals=GENERATES,
     ),
     Operation(
         method="GET",

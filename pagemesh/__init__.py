@@ -11,14 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagemesh.llm import LLM
-    from pagemesh.outputs import CompletionOutput, Logprob, RequestOutput
+    from pagemesh.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+    )
+    from pagemesh.shared.pooling import PoolingParams
     from pagemesh.shared.sampling import SamplingParams
     from pagemesh.shared.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -27,7 +37,10 @@ __all__ = [
 _HOMES = {
     "LLM": "pagemesh.llm",
     "CompletionOutput": "pagemesh.outputs",
+    "EmbeddingOutput": "pagemesh.outputs",
+    "EmbeddingRequestOutput": "pagemesh.outputs",
     "Logprob": "pagemesh.outputs",
+    "PoolingParams": "pagemesh.shared.pooling",
     "RequestOutput": "pagemesh.outputs",
     "SamplingParams": "pagemesh.shared.sampling",
     "StructuredOutputsParams": "pagemesh.shared.structured_outputs",

@@ -5,29 +5,38 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from threading import Lock
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, TypeVar
 
-import msgspec
 import structlog
 
-from pagemesh.llm_answers import Answers
+from pagemesh.beam_search import BeamSearch
+from pagemesh.llm_answers import Answers, empty_output
+from pagemesh.llm_beams import BeamSearches, check_beams
+from pagemesh.llm_inputs import (
+    Conversation,
+    PromptInput,
+    as_prompts,
+    conversations,
+    one_each,
+)
 from pagemesh.llm_loop import LLMLoop
+from pagemesh.llm_metrics import Metric
 from pagemesh.llm_progress import Progress
-from pagemesh.outputs import RequestOutput
+from pagemesh.outputs import EmbeddingRequestOutput, Output, RequestOutput
 from pagemesh.prepare import prepare
 from pagemesh.scheduler_svc.collector import rare_collections
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.logs import configure_logging
 from pagemesh.shared.messages import Generate, ModelCard, Prompt
 from pagemesh.shared.model_list import of_one_model
+from pagemesh.shared.pooling import NO_TOKENS, PoolingParams
 from pagemesh.shared.prepared import load_prepared
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.settings import LogSettings, ModelSettings
 from pagemesh.shared.settings_sources import load_settings
-from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 from pagemesh.tokenizer_svc.text_model import TextModel
@@ -35,17 +44,9 @@ from pagemesh.tokenizer_svc.text_models import TextModels
 
 _SEEDS: Final = 2**63
 
-
-class TextPrompt(TypedDict):
-    prompt: str
+OutputT = TypeVar("OutputT", bound=Output)
 
 
-class TokensPrompt(TypedDict):
-    prompt_token_ids: Sequence[int]
-
-
-PromptInput = str | TextPrompt | TokensPrompt
-Conversation = list[dict[str, Any]]
 ParamsInput = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -86,6 +87,12 @@ class LLM:
         defaults: dict[str, Any] = self.card.defaults
         return SamplingParams(**defaults)
 
+    def get_metrics(self) -> list[Metric]:
+        """A snapshot of the engine's counters, gauges and histograms, by the names that a server's
+        `/metrics` has."""
+        with self._lock:
+            return self._loop.metrics()
+
     def generate(
         self,
         prompts: PromptInput | Sequence[PromptInput],
@@ -97,8 +104,7 @@ class LLM:
         `sampling_params` is one for all, or one a prompt. Raises RequestError, before anything
         runs, for the first prompt that cannot be served.
         """
-        many = [prompts] if isinstance(prompts, str | dict) else list(prompts)
-        return self._run([_as_prompt(prompt) for prompt in many], sampling_params, use_tqdm)
+        return self._generate(as_prompts(prompts), sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -121,34 +127,91 @@ class LLM:
                 continue_final_message=continue_final_message,
                 template_kwargs=chat_template_kwargs or {},
             )
-            for conversation in _conversations(messages)
+            for conversation in conversations(messages)
         ]
-        return self._run(prompts, sampling_params, use_tqdm)
+        return self._generate(prompts, sampling_params, use_tqdm)
 
-    def _run(
+    def embed(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt, as `PoolingParams` say; outputs stand in the order of the
+        prompts.
+
+        Raises RequestError as `generate` does, and for a prompt that cannot be computed.
+        """
+        asked = as_prompts(prompts)
+        pooling = one_each(pooling_params, PoolingParams(), len(asked), "pooling_params")
+        generates = [
+            self._request(prompt, NO_TOKENS)._replace(pooling=one)
+            for prompt, one in zip(asked, pooling, strict=True)
+        ]
+        return self._run(generates, EmbeddingRequestOutput.of, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        beam_width: int = 4,
+        max_tokens: int = 16,
+        *,
+        length_penalty: float = 1.0,
+        ignore_eos: bool = False,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """The most probable answers of up to `max_tokens` tokens to each prompt, by a search that
+        keeps `beam_width` of them at every token: they are the choices of its output, the best
+        first. See `beam_search` for the rules, which are those of transformers.
+
+        Raises RequestError as `generate` does, and for a `beam_width` that is too large.
+        """
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        end_ids = [] if ignore_eos else self.card.eos_token_ids
+        check_beams(beam_width, max_tokens, len(end_ids))
+        generates = [self._request(prompt, params) for prompt in as_prompts(prompts)]
+        with self._lock, rare_collections():
+            checked = [self._check(*pair) for pair in enumerate(generates)]
+            with Progress(len(checked), shown=use_tqdm) as progress:
+                searches = BeamSearches(
+                    checked,
+                    lambda: BeamSearch(beam_width, max_tokens, length_penalty, end_ids),
+                    n_at_once=max(1, self._loop.max_num_seqs // (2 * beam_width)),
+                    progress=progress,
+                )
+                self._loop.run(searches.queue, searches.take)
+        return searches.outputs()
+
+    def _generate(
         self, prompts: list[Prompt], sampling_params: ParamsInput, use_tqdm: bool
     ) -> list[RequestOutput]:
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        params = _one_each(sampling_params, len(prompts))
+        defaults = self.get_default_sampling_params()
+        params = one_each(sampling_params, defaults, len(prompts), "sampling_params")
+        generates = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
+        return self._run(generates, empty_output, use_tqdm)
+
+    def _run(
+        self,
+        generates: list[Generate],
+        output_of: Callable[[Prepared], OutputT],
+        use_tqdm: bool,
+    ) -> list[OutputT]:
         # Nothing is frozen, as the services do it: what the process holds is its owner's, who may
         # want it collected later.
         with self._lock, rare_collections():
-            checked = [
-                self._check(index, *pair)
-                for index, pair in enumerate(zip(prompts, params, strict=True))
-            ]
+            checked = [self._check(*pair) for pair in enumerate(generates)]
+            outputs = [output_of(one) for one in checked]
             with (
                 Progress(len(checked), shown=use_tqdm) as progress,
-                Answers(self._pipeline, checked, progress) as answers,
+                Answers(self._pipeline, checked, outputs, progress) as answers,
             ):
                 self._loop.run(answers.submits(), answers.take)
-        return answers.outputs
+        return outputs
 
-    def _check(self, index: int, prompt: Prompt, params: SamplingParams) -> Prepared:
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Generate:
         if params.seed is None:
-            params = msgspec.structs.replace(params, seed=self._seeds.randrange(_SEEDS))
-        generate = Generate(
+            params = params.with_seed(self._seeds.randrange(_SEEDS))
+        return Generate(
             request_id=next(self._request_ids),
             attempt=0,
             model=self._loop.card.names[0],
@@ -156,6 +219,8 @@ class LLM:
             params=params,
             want_prompt_text=prompt.token_ids is None,
         )
+
+    def _check(self, index: int, generate: Generate) -> Prepared:
         try:
             return self._pipeline.prepare(generate, self._loop.card)
         except RequestError as error:
@@ -171,49 +236,3 @@ def _configure_logging_unless_set_up(settings: LogSettings) -> None:
     """A script gets the lines of the server on stderr; an application keeps its own logging."""
     if not structlog.is_configured() and not logging.getLogger().handlers:
         configure_logging("llm", settings)
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """A list of messages is one conversation; a list of lists of messages is several."""
-    if len(messages) > 0 and isinstance(messages[0], dict):
-        return [cast(Conversation, messages)]
-    return [list(conversation) for conversation in cast(Sequence[Conversation], messages)]
-
-
-def _as_prompt(given: PromptInput) -> Prompt:
-    """Raises RequestError for what is neither text nor token ids."""
-    if isinstance(given, str):
-        return Prompt(text=given)
-    match given:
-        case {"prompt_token_ids": [*ids]}:
-            return Prompt(token_ids=_packed(ids))
-        case {"prompt": str(text)}:
-            return Prompt(text=text)
-    raise RequestError(
-        "a prompt is a string, {'prompt': text} or {'prompt_token_ids': [ids]}, "
-        f"not {type(given).__name__}",
-        param="prompts",
-    )
-
-
-def _packed(ids: list[Any]) -> bytes:
-    try:
-        return pack_ids(ids)
-    except (TypeError, OverflowError) as error:
-        raise RequestError(
-            f"prompt_token_ids must be whole numbers in the vocabulary ({error})",
-            param="prompt_token_ids",
-        ) from error
-
-
-def _one_each(
-    given: SamplingParams | Sequence[SamplingParams], n_prompts: int
-) -> list[SamplingParams]:
-    if isinstance(given, SamplingParams):
-        return [given] * n_prompts
-    if len(given) != n_prompts:
-        raise RequestError(
-            f"{n_prompts} prompts came with {len(given)} sampling_params: give one, or one each",
-            param="sampling_params",
-        )
-    return list(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, repeat
@@ -9,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from pagemesh.llm_progress import Progress
-from pagemesh.outputs import CompletionOutput, RequestOutput
+from pagemesh.outputs import CompletionOutput, Output, RequestOutput
 from pagemesh.shared.engine_messages import LogprobRow, Submit, Tokens
 from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.admission import Prepared
@@ -104,25 +105,26 @@ def _key_of_each(tokens: Tokens) -> list[int]:
 
 
 class Answers:
-    """Owner of the outputs of one call. A context manager: within, the pipeline knows its
-    requests."""
+    """Fills the outputs of one call. A context manager: within, the pipeline knows its requests."""
 
-    def __init__(self, pipeline: Pipeline, checked: Sequence[Prepared], progress: Progress) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        checked: Sequence[Prepared],
+        outputs: Sequence[Output],
+        progress: Progress,
+    ) -> None:
+        """`outputs` of the `checked` requests, still empty."""
         self._pipeline = pipeline
         self._progress = progress
         self._whole = WholeAnswers()
         self._stop_ends: dict[tuple[tuple[str, ...], bool], StopEnds] = {}
-        self._outputs = {one.generate.request_id: _empty_output(one) for one in checked}
+        self._outputs = {output.request_id: output for output in outputs}
         self._checked = checked
 
-    @property
-    def outputs(self) -> list[RequestOutput]:
-        """In the order of the prompts."""
-        return list(self._outputs.values())
-
-    def submits(self) -> list[Submit]:
+    def submits(self) -> deque[Submit]:
         """Take in every request: its choices are to be computed."""
-        return [submit for one in self._checked for submit in self._open(one)]
+        return deque(submit for one in self._checked for submit in self._open(one))
 
     def take(self, tokens: Tokens) -> list[int]:
         """What a step brought. Returns the keys of choices that ended in their text."""
@@ -169,7 +171,7 @@ class Answers:
         return self._stop_ends[stops, skip]
 
 
-def _empty_output(checked: Prepared) -> RequestOutput:
+def empty_output(checked: Prepared) -> RequestOutput:
     asked = checked.params.logprobs is not None
     outputs = [
         CompletionOutput(

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
 import structlog
 
+from pagemesh.llm_metrics import Metric, metrics_of
 from pagemesh.scheduler_svc.engine import Engine
+from pagemesh.scheduler_svc.metrics import EngineView, engine_families
 from pagemesh.shared.engine_messages import Submit, Tokens
 from pagemesh.shared.messages import EngineStats, ModelCard
+from pagemesh.shared.metrics import EngineCollector
 from pagemesh.shared.settings import Settings
 from pagemesh.worker_svc.build import build_runner
 from pagemesh.worker_svc.landing import Landing
@@ -39,8 +42,8 @@ class LLMLoop:
         """Loads the prepared model. Raises StartupError."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker")
         self._runner: Runner = self._thread.submit(build_runner, settings).result()
-        rows = self._runner.capacity.max_num_seqs
-        self._max_waiting = min(settings.scheduler.max_waiting, rows)
+        self.max_num_seqs: Final = self._runner.capacity.max_num_seqs
+        self._max_waiting = min(settings.scheduler.max_waiting, self.max_num_seqs)
         self._engine = Engine(
             "llm",
             self._runner.card,
@@ -60,13 +63,21 @@ class LLMLoop:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
-    def run(self, submits: Iterable[Submit], take: Take) -> None:
-        """Compute every choice of `submits`; `take` is given what each step brings.
+    def metrics(self) -> list[Metric]:
+        """What the services show of an engine."""
+        engine, names = self._engine, self.card.names
+        age_s = engine.step_age_s(time.monotonic())
+        shown = EngineCollector(lambda: [engine.status()]).collect()
+        view = EngineView(names[0], engine.engine_id, engine.counters, age_s)
+        return metrics_of([*shown, *engine_families([view])])
+
+    def run(self, queue: deque[Submit], take: Take) -> None:
+        """Compute every choice of `queue`, which is empty then; `take` is given what each step
+        brings, and may add to the queue.
 
         However it ends (an interrupt, an exception in `take`, an engine whose books disagree), the
         loop can run again after.
         """
-        queue = deque(submits)
         try:
             while queue or not self._engine.idle:
                 self._feed(queue)

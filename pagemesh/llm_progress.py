@@ -8,7 +8,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from pagemesh.outputs import RequestOutput
+from pagemesh.outputs import Output
 
 
 class Progress:
@@ -30,7 +30,7 @@ class Progress:
         """A step generated `n_tokens`."""
         self._output_tokens += n_tokens
 
-    def note_finished(self, output: RequestOutput) -> None:
+    def note_finished(self, output: Output) -> None:
         self._input_tokens += len(output.prompt_token_ids)
         elapsed_s = max(time.monotonic() - self._started_s, 1e-9)
         self._bar.set_postfix_str(

@@ -1,12 +1,26 @@
-"""What `LLM.generate` returns, in the shape of vLLM's outputs."""
+"""What the methods of `LLM` return, in the shape of vLLM's outputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol, Self
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Delta, TokenLogprob
+from pagemesh.shared.pooling import unpack_floats
 from pagemesh.shared.wire import unpack_ids
+from pagemesh.tokenizer_svc.admission import Prepared
+
+
+class Output(Protocol):
+    """Of one prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    finished: bool
+
+    def add(self, delta: Delta) -> None:
+        """Take in what one choice gained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,6 @@ class RequestOutput:
     num_cached_tokens: int = 0
 
     def add(self, delta: Delta) -> None:
-        """Take in what one choice gained."""
         output = self.outputs[delta.choice]
         output.text += delta.text
         output.token_ids += unpack_ids(delta.token_ids)
@@ -71,6 +84,38 @@ class RequestOutput:
             self.num_cached_tokens = delta.cached_tokens
         _finish(output, delta)
         self.finished = all(output.finish_reason is not None for output in self.outputs)
+
+
+@dataclass(slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """The vector of one prompt. `prompt` is None when token ids were given. `num_cached_tokens` of
+    the prompt were found in the prefix cache."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = False
+    num_cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, asked: Prepared) -> Self:
+        """Still empty."""
+        prompt_ids = unpack_ids(asked.prompt_ids)
+        return cls(asked.generate.request_id, asked.prompt_text, prompt_ids, EmbeddingOutput([]))
+
+    def add(self, delta: Delta) -> None:
+        """Raises RequestError when there will be none."""
+        if delta.error is not None:
+            raise RequestError.from_wire(delta.error)
+        self.outputs.embedding = unpack_floats(delta.vector)
+        self.num_cached_tokens = delta.cached_tokens
+        self.finished = delta.finish_reason is not None
 
 
 def _add_logprobs(output: CompletionOutput, entries: list[TokenLogprob]) -> None:

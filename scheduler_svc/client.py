@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pagemesh.shared.engine_messages import Ended, LogprobRow, PromptLogprobs, Started, Tokens
+from pagemesh.shared.engine_messages import (
+    Ended,
+    LogprobRow,
+    Pooled,
+    PromptLogprobs,
+    Started,
+    Tokens,
+)
 from pagemesh.shared.messages import WireError
 from pagemesh.shared.wire import pack_ids
 
@@ -26,6 +33,7 @@ class Client:
         "keys",
         "leaders",
         "logprobs",
+        "pooled",
         "prompt_logprobs",
         "requests",
         "started",
@@ -55,6 +63,7 @@ class Client:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             failed=self.failed,
+            pooled=self.pooled,
         )
         self._clear()
         return tokens
@@ -106,3 +115,4 @@ class Client:
         self.logprobs: list[LogprobRow] = []
         self.prompt_logprobs: list[PromptLogprobs] = []
         self.failed: list[tuple[int, WireError]] = []
+        self.pooled: list[Pooled] = []

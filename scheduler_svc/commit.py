@@ -84,7 +84,7 @@ class StepWriter:
                 continue
             # What a fork shares may still be in flight; it publishes what its leader did not.
             self._cache.begin(request, 0)
-            if prefix.forked_from.confirmed < request.n_prompt:
+            if prefix.forked_from.confirmed < prefix.computed:
                 prefix.forked_from.forks.append(request)
             if prefix.copy_from is not None:
                 copies += (prefix.copy_from, blocks[len(prefix.blocks)])
@@ -146,6 +146,7 @@ def _new_row(request: Request) -> NewRow:
         blocks=pack_ids(request.blocks),
         computed=request.computed,
         request_id=request.request_id,
+        pooling=request.pooling,
     )
 
 

@@ -109,7 +109,7 @@ class Engine:
         request = self._intake.build(submit, client, now_s)
         self._backlog.make_room(request, now_s)
         self._cache.extend_hashes(request)
-        self._lifecycle.enter(request)
+        self._lifecycle.enter(request, parent=client.requests.get(submit.parent))
 
     def end(self, owner: str, keys: Iterable[int], reason: str, now_s: float) -> None:
         """The owner needs no more tokens: "stop" (its stop string matched) or "abort". Keys that
@@ -169,7 +169,18 @@ class Engine:
             return None
         if self._writer.snapshot_due and self._inflight:
             return None  # what the worker did compute before the gap must land first
-        schedule = plan_step(
+        schedule = self._schedule()
+        if schedule.empty and not self._inflight and self._let_parked_go():
+            schedule = self._schedule()
+        if schedule.empty and (self._inflight or not self._residents.gone):
+            return None
+        self._last_event_s = now_s
+        if not self._inflight:
+            self._oldest_since_s = now_s
+        return self._commit(schedule, now_s)
+
+    def _schedule(self) -> Schedule:
+        return plan_step(
             self._residents,
             self._lifecycle.waiting,
             self._cache,
@@ -177,12 +188,16 @@ class Engine:
             self._inflight,
             self._landed_step,
         )
-        if schedule.empty and (self._inflight or not self._residents.gone):
-            return None
-        self._last_event_s = now_s
-        if not self._inflight:
-            self._oldest_since_s = now_s
-        return self._commit(schedule, now_s)
+
+    def _let_parked_go(self) -> bool:
+        """Where nobody computes and nobody can enter, what is kept for forks stands in the way.
+        Returns whether there was any."""
+        if not self._lifecycle.n_waiting:
+            return False
+        parked = [request for request in self._residents.running.values() if request.parks]
+        for request in parked:
+            self._lifecycle.finish(request, "stop")
+        return bool(parked)
 
     def apply(self, result: StepResult, now_s: float) -> dict[str, Tokens]:
         """Take in the result of the oldest step that is out; owner → what it gained.
@@ -212,6 +227,9 @@ class Engine:
         while self._inflight and self._inflight[-1].step > last_step:
             flight = self._inflight.pop()
             for request in flight.take_back():
+                self._lifecycle.requeue(request, stale_until=sent)
+        for request in list(self._residents.running.values()):
+            if request.computes_all:  # what the worker had added up is gone
                 self._lifecycle.requeue(request, stale_until=sent)
         self._residents.forget_order()
         self._writer.snapshot_due = True

@@ -31,7 +31,8 @@ class Intake:
         """Raises RequestError (400) when the request can never be served."""
         prompt, prior = _decode_ids(submit)
         _require_new_key(submit.key, client)
-        max_length = self._max_length(len(prompt), submit.params)
+        # Who parks is not over with the token that ends its answer.
+        max_length = self._max_length(len(prompt), submit.params) + submit.parks
         return Request(
             key=submit.key,
             request_id=submit.request_id,
@@ -50,6 +51,8 @@ class Intake:
             choice=submit.choice,
             queued_s=now_s,
             resumed=submit.attempt > 0 or bool(prior),
+            pooling=submit.pooling,
+            parks=submit.parks,
         )
 
     def _order(self, submit: Submit, now_s: float) -> OrderKey:

@@ -41,18 +41,20 @@ class Lifecycle:
         """Those that wait for their leader."""
         return self._n_held
 
-    def enter(self, request: Request) -> None:
+    def enter(self, request: Request, parent: Request | None = None) -> None:
         """Queue a new request. Choices above 0 of a group wait for choice 0 to have their prompt
-        computed, if it is about to; those behind them in the queue do not."""
+        computed, if it is about to; those behind them in the queue do not. That of `parent` is."""
         client = request.client
         # The tally first: what is in `requests` has one, wherever an interrupt lands.
         client.tallies.setdefault(request.request_id, Tally(request.request_id)).enter()
         client.requests[request.key] = request
         self._counters.received += 1
         leader = client.leaders.get(request.group)
+        if parent is not None and _begins_with_prompt_of(parent, request):
+            request.leader = parent
         if request.group and request.choice == 0:
             client.leaders[request.group] = request
-        elif leader is not None and _same_prompt(leader, request):
+        elif leader is not None and _begins_with_prompt_of(leader, request):
             request.leader = leader
             if _will_compute_prompt(leader):
                 self._hold(request, leader)
@@ -176,10 +178,10 @@ class Lifecycle:
             self.waiting.remove(request)
 
 
-def _same_prompt(leader: Request, request: Request) -> bool:
+def _begins_with_prompt_of(leader: Request, request: Request) -> bool:
     n = leader.n_prompt
     return (
-        request.n_prompt == n
+        request.n_prompt >= n
         and request.cache_salt == leader.cache_salt
         and request.ids[:n] == leader.ids[:n]
     )

@@ -56,37 +56,44 @@ class SchedulerCollector(Collector):
         return self._families([])
 
     def _families(self, engines: list[EngineView]) -> Iterator[Metric]:
-        yield self._finished(engines)
-        yield self._step_age(engines)
+        yield from engine_families(engines)
         yield CounterMetricFamily(
             "pagemesh_worker_ejections",
             "Workers lost at a step that took too long: they ended themselves or were ejected",
             value=self._ejected(),
         )
-        for name, (text, value) in _TOTALS.items():
-            family = CounterMetricFamily(name, text, labels=LABELS)
-            for engine in engines:
-                family.add_metric((engine.model_name, engine.engine_id), value(engine.counters))
-            yield family
 
-    def _finished(self, engines: list[EngineView]) -> Metric:
-        family = CounterMetricFamily(
-            "pagemesh_engine_requests",
-            "Choices of requests that ended on an engine, by reason",
-            labels=(*LABELS, "finished_reason"),
-        )
-        for engine in engines:
-            for reason in FINISH_REASONS:
-                labels = (engine.model_name, engine.engine_id, reason)
-                family.add_metric(labels, engine.counters.finished[reason])
-        return family
 
-    def _step_age(self, engines: list[EngineView]) -> Metric:
-        family = GaugeMetricFamily(
-            "pagemesh_oldest_step_age_seconds",
-            "How long the worker has been at the oldest step that is out",
-            labels=LABELS,
-        )
+def engine_families(engines: list[EngineView]) -> Iterator[Metric]:
+    """What is shown of each engine."""
+    yield _finished(engines)
+    yield _step_age(engines)
+    for name, (text, value) in _TOTALS.items():
+        family = CounterMetricFamily(name, text, labels=LABELS)
         for engine in engines:
-            family.add_metric((engine.model_name, engine.engine_id), engine.step_age_s)
-        return family
+            family.add_metric((engine.model_name, engine.engine_id), value(engine.counters))
+        yield family
+
+
+def _finished(engines: list[EngineView]) -> Metric:
+    family = CounterMetricFamily(
+        "pagemesh_engine_requests",
+        "Choices of requests that ended on an engine, by reason",
+        labels=(*LABELS, "finished_reason"),
+    )
+    for engine in engines:
+        for reason in FINISH_REASONS:
+            labels = (engine.model_name, engine.engine_id, reason)
+            family.add_metric(labels, engine.counters.finished[reason])
+    return family
+
+
+def _step_age(engines: list[EngineView]) -> Metric:
+    family = GaugeMetricFamily(
+        "pagemesh_oldest_step_age_seconds",
+        "How long the worker has been at the oldest step that is out",
+        labels=LABELS,
+    )
+    for engine in engines:
+        family.add_metric((engine.model_name, engine.engine_id), engine.step_age_s)
+    return family

@@ -40,8 +40,9 @@ class PrefixCache:
         return forked if forked is not None and forked.computed > cached.computed else cached
 
     def reads(self, request: Request) -> bool:
-        """A request whose prompt logprobs are still owed must compute every position."""
-        return self._enabled and request.prompt_logprobs_from >= request.n_prompt
+        """Prompt logprobs that are still owed, and the mean of a prompt, need every position."""
+        scored = request.prompt_logprobs_from >= request.n_prompt
+        return self._enabled and scored and not request.computes_all
 
     def _cached(self, request: Request) -> Prefix:
         """At least one token is left to compute: its logits are needed."""
@@ -52,15 +53,17 @@ class PrefixCache:
         return Prefix(hit, len(hit) * self._block_tokens)
 
     def _forked(self, request: Request) -> Prefix | None:
-        """All of the leader's prompt but its last token, whose logits are computed again."""
+        """All of the leader's prompt. Where there is nothing more, the logits of its last token are
+        computed again."""
         leader = request.leader
         if leader is None or leader.status is not Status.RUNNING:
             return None
         if leader.computed < leader.n_prompt:
             return None
-        shared, rest = divmod(leader.n_prompt - 1, self._block_tokens)
+        n_shared = min(leader.n_prompt, len(request.ids) - 1)
+        shared, rest = divmod(n_shared, self._block_tokens)
         copied = leader.blocks[shared] if rest else None
-        return Prefix(leader.blocks[:shared], leader.n_prompt - 1, leader, copied)
+        return Prefix(leader.blocks[:shared], n_shared, leader, copied)
 
     # -- commit ----------------------------------------------------------------------------------
 

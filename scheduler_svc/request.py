@@ -17,6 +17,7 @@ from array import array
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -77,7 +78,9 @@ class Request:
         "n_prompt",
         "order",
         "params",
+        "parks",
         "plan_limit",
+        "pooling",
         "preemptions",
         "prefill_only",
         "prompt_logprobs_from",
@@ -118,6 +121,8 @@ class Request:
         choice: int,
         queued_s: float,
         resumed: bool,
+        pooling: PoolingParams | None,
+        parks: bool,
     ) -> None:
         self.key = key
         self.request_id = request_id
@@ -128,7 +133,9 @@ class Request:
         """Tokens, prompt included, at which the answer is cut."""
         self.prefill_only = prefill_only
         """The prompt is computed and the token sampled after it dropped."""
-        self.plan_limit = len(ids) + 1 if prefill_only else max_length
+        self.parks = parks
+        """It is not over with its one token: others may fork its blocks."""
+        self.plan_limit = len(ids) + 1 if prefill_only or parks else max_length
         """`length` beyond which nothing is scheduled: the last token is already on its way."""
         self.stop_ids = stop_ids
         self.seed = seed
@@ -142,6 +149,7 @@ class Request:
         self.queued_s = queued_s
         self.resumed = resumed
         """An engine that was lost had it before."""
+        self.pooling = pooling
 
         self.status = Status.WAITING
         self.preemptions = 0
@@ -186,6 +194,12 @@ class Request:
         """Confirmed tokens at which the next block is full."""
         self.wake_length = max_length
         """`len(ids)` at which a decoding request has filled a block, or is over."""
+
+    @property
+    def computes_all(self) -> bool:
+        """Whether the worker must see every token of the prompt, and all of them without a gap: it
+        adds up what it makes of them."""
+        return self.pooling is not None and self.pooling.reads_all
 
     @property
     def owed(self) -> int:

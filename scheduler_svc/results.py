@@ -39,6 +39,7 @@ class ResultReader:
         self._fail_rows(flight, result, sent_step)
         self._fail_unsampled(flight, sampled, sent_step)
         self._pass_on_logprobs(flight, result)
+        self._pass_on_vectors(flight, result)
         n_decodes = len(flight.decodes)
         self._take_in_decodes(flight.decodes, sampled[:n_decodes])
         for chunk, token in zip(flight.chunks, sampled[n_decodes:], strict=True):
@@ -156,6 +157,13 @@ class ResultReader:
                 request.prompt_logprobs_from = request.client.add_prompt_logprobs(
                     request.key, rows, request.prompt_logprobs_from
                 )
+
+    def _pass_on_vectors(self, flight: InFlight, result: StepResult) -> None:
+        """They come with the end of a prompt. A request that was preempted computes it again."""
+        for pooled in result.pooled:
+            request = _row(flight, pooled.key)
+            if request.status is Status.RUNNING:
+                request.client.pooled.append(pooled._replace(key=request.key))
 
 
 def _row(flight: InFlight, row: int) -> Request:

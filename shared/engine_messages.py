@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pagemesh.shared.messages import WireError
+from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.sampling import SamplingParams
 
 # -- tokenizer ⇄ scheduler ------------------------------------------------------------------------
@@ -15,7 +16,10 @@ from pagemesh.shared.sampling import SamplingParams
 class Submit(NamedTuple):
     """One choice of one request, for one engine. `key` is drawn by the sender, unique on the link,
     new for each attempt. `hashes` are those of the prompt's full blocks, packed. Choices of one
-    `group` share a prompt: choices above 0 fork the blocks of choice 0."""
+    `group` share a prompt: choices above 0 fork the blocks of choice 0.
+
+    One that `parks` gets one token, then stays with its blocks until it is ended or others need
+    them; who begins with its prompt, and names its key as `parent`, forks them."""
 
     key: int
     request_id: str
@@ -31,6 +35,9 @@ class Submit(NamedTuple):
     cache_salt: str = ""
     group: str = ""
     choice: int = 0
+    pooling: PoolingParams | None = None
+    parks: bool = False
+    parent: int = -1
 
 
 class End(NamedTuple):
@@ -86,6 +93,13 @@ class PromptLogprobs(NamedTuple):
     ranks: bytes
 
 
+class Pooled(NamedTuple):
+    """The whole prompt of `key` as one vector, packed float32."""
+
+    key: int
+    vector: bytes
+
+
 class Tokens(NamedTuple):
     """All that one engine's step brought to one link. Rows: `keys[i]` gained `counts[i]` tokens of
     `ids`, in order (counts is 1 without speculation). `failed` ends a request in error."""
@@ -99,6 +113,7 @@ class Tokens(NamedTuple):
     logprobs: list[LogprobRow] = []
     prompt_logprobs: list[PromptLogprobs] = []
     failed: list[tuple[int, WireError]] = []
+    pooled: list[Pooled] = []
 
 
 class Lost(NamedTuple):
@@ -114,7 +129,8 @@ class Lost(NamedTuple):
 class NewRow(NamedTuple):
     """Full state of a request entering a slot. `ids` = prompt + prior ids (all known tokens);
     `computed` tokens are already in `blocks`. `n_prompt` counts the true prompt (penalties).
-    `request_id` names the request in the worker's logs."""
+    `request_id` names the request in the worker's logs. With `pooling` the hidden states of all of
+    `ids` from `computed` on are pooled."""
 
     slot: int
     ids: bytes
@@ -124,6 +140,7 @@ class NewRow(NamedTuple):
     blocks: bytes
     computed: int
     request_id: str = ""
+    pooling: PoolingParams | None = None
 
 
 class Step(NamedTuple):
@@ -163,10 +180,10 @@ class Step(NamedTuple):
 
 class StepResult(NamedTuple):
     """`sampled[i]` belongs to row i of the step, -1 where the row did not sample. `nonfinite` rows
-    had NaN or inf logits: their sampled value is meaningless. In logprob rows `key` is the row
-    index. `failed` rows could not be computed (error text); the step's other rows are good.
-    `elapsed_s` is the computation, `inside_s` all the time between the step's arrival at the worker
-    and the result's departure."""
+    had NaN or inf logits: their sampled value is meaningless. In logprob rows and of `pooled` ones
+    `key` is the row index. `failed` rows could not be computed (error text); the step's other rows
+    are good. `elapsed_s` is the computation, `inside_s` all the time between the step's arrival at
+    the worker and the result's departure."""
 
     epoch: int
     step: int
@@ -177,6 +194,7 @@ class StepResult(NamedTuple):
     failed: list[tuple[int, str]] = []
     elapsed_s: float = 0.0
     inside_s: float = 0.0
+    pooled: list[Pooled] = []
 
 
 class CachedBlocks(NamedTuple):

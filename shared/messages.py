@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.step_stats import StepPace, StepStats
 from pagemesh.shared.text_parsers import TextParsers
@@ -31,7 +32,8 @@ class ModelCard(NamedTuple):
     """What every service must agree on about a model. `names[0]` is the primary served name.
 
     `parsers` are of the model's text: the tokenizer service says them to the gateways. `defaults`
-    are sampling parameters for requests that bring none (see generation_config)."""
+    are sampling parameters for requests that bring none (see generation_config). `hidden_size` is
+    how many numbers an embedding has."""
 
     names: list[str]
     vocab_tokens: int
@@ -45,6 +47,7 @@ class ModelCard(NamedTuple):
     quantization: str = "none"
     parsers: TextParsers = TextParsers()
     defaults: dict[str, int | float] = {}
+    hidden_size: int = 0
 
     @property
     def variant(self) -> Variant:
@@ -143,7 +146,8 @@ class Prompt(NamedTuple):
     """Exactly one of `messages`, `text` and `token_ids` is given. `tools`, `documents`,
     `chat_template` (instead of the model's) and `options`, which the template must know, go with
     messages; `suffix`, what stands behind the gap to fill, with a text. Of a prompt's tokens the
-    last `truncate_tokens` count; -1: as many as fit, 0: all."""
+    last `truncate_tokens` count; -1: as many as fit, 0: all. `field` is where it stood in the
+    client's request, unless that is `messages`."""
 
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
@@ -158,6 +162,7 @@ class Prompt(NamedTuple):
     options: dict[str, str] = {}
     suffix: str = ""
     truncate_tokens: int = 0
+    field: str = "prompt"
 
 
 LAST_PRIORITY: Final = 2**31 - 1
@@ -168,7 +173,8 @@ class Generate(NamedTuple):
     """`params.n` choices of one prompt. `params.seed` is always set. `prior_ids` holds, for each
     choice, what it had generated before a resume (empty list: a fresh request). Requests of one
     `cache_key` had better run on one engine. `keeps_marks`: what the model's parsers look for stays
-    in the text, special tokens or not."""
+    in the text, special tokens or not. With `pooling` the answer is a vector and no token: `params`
+    say so, with max_tokens 0."""
 
     request_id: str
     attempt: int
@@ -182,6 +188,7 @@ class Generate(NamedTuple):
     want_prompt_text: bool = False
     cache_key: str = ""
     keeps_marks: bool = False
+    pooling: PoolingParams | None = None
 
 
 class Cancel(NamedTuple):
@@ -250,7 +257,8 @@ class Delta(NamedTuple):
 
     `finish_reason` is None until the last delta of the choice, then stop, length or abort.
     `prompt_logprobs` (entry 0 is None) comes once, with choice 0's first delta, when asked for.
-    `error` ends the choice in failure; the other fields are then empty.
+    `error` ends the choice in failure; the other fields are then empty. `vector` (packed float32)
+    comes with the last delta of a prompt that is pooled.
     """
 
     request_id: str
@@ -263,6 +271,7 @@ class Delta(NamedTuple):
     cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: WireError | None = None
+    vector: bytes = b""
 
 
 class Begun(NamedTuple):

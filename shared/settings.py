@@ -67,6 +67,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "generation_config.json, vllm: none but pagemesh's own, or a folder with such a file"
         ),
     ] = "auto"
+    pooling: Annotated[
+        Literal["mean", "last"],
+        _meta("What an embedding is made of: the mean of all tokens' hidden states, or the last's"),
+    ] = "mean"
     trust_remote_code: Annotated[
         bool, _meta("Run Python code that ships with the model's tokenizer or config")
     ] = False

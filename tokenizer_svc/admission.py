@@ -14,6 +14,7 @@ from pagemesh.shared.sampling import SamplingParams, child_seed
 from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.checks import (
     check_params,
+    check_pooling,
     check_prompt,
     check_prompt_logprobs,
     check_question,
@@ -26,8 +27,8 @@ from pagemesh.tokenizer_svc.token_rules import bad_word_ids, thinking_budget
 
 
 class Prepared(NamedTuple):
-    """A request that passed every check. `params.max_tokens` is known; `hashes` are packed;
-    `in_reasoning` as in Accepted."""
+    """A request that passed every check. `params.max_tokens` is known, and so is how to pool;
+    `hashes` are packed; `in_reasoning` as in Accepted."""
 
     text_model: TextModel
     generate: Generate
@@ -45,12 +46,13 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     _check_prior_ids(generate, text_model)
     ids, text = _encode(text_model, generate, card)
     check_prompt_logprobs(generate.params, len(ids))
+    check_pooling(generate.pooling, card)
     prompt_ids = pack_ids(ids)
     params = _worded(generate.params, text_model, generate.prompt, text)
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(
         text_model=text_model,
-        generate=generate._replace(prompt=Prompt()),
+        generate=generate._replace(prompt=Prompt(), pooling=text_model.pooling(generate.pooling)),
         card=card,
         params=resolve_max_tokens(params, len(ids), card),
         prompt_ids=prompt_ids,
@@ -148,6 +150,7 @@ def submit_of_choice(prepared: Prepared, index: int, key: int) -> Submit:
         cache_salt=generate.cache_salt,
         group=_group(prepared),
         choice=index,
+        pooling=generate.pooling,
     )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import ModelCard, Prompt
+from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.tokenizer_svc.text_model import TextModel
 
@@ -47,7 +48,16 @@ def _too_long(prompt: Prompt, length: str, max_model_len: int) -> RequestError:
 
 def param_of(prompt: Prompt) -> str:
     """The field of the request that the prompt came in."""
-    return "messages" if prompt.messages is not None else "prompt"
+    return "messages" if prompt.messages is not None else prompt.field
+
+
+def check_pooling(pooling: PoolingParams | None, card: ModelCard) -> None:
+    if pooling is not None and (pooling.dimensions or 0) > card.hidden_size:
+        raise RequestError(
+            f"dimensions is {pooling.dimensions}; embeddings of this model have "
+            f"{card.hidden_size} at most",
+            param="dimensions",
+        )
 
 
 def check_question(n_units: int, max_model_len: int, *, param: str) -> None:

@@ -44,6 +44,8 @@ class Choice:
         self.params = params
         self.generated: list[int] = []
         self.cached_tokens = 0
+        self.vector = b""
+        """Of a prompt that is pooled, once it is."""
         self.fruitless_losses = 0
         self._prompt_logprobs: list[TokenLogprob | None] = [None]
         self._decoder = (

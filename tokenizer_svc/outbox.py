@@ -138,6 +138,7 @@ def merge(first: Delta, second: Delta) -> Delta:
         second.cached_tokens,
         first.prompt_logprobs or second.prompt_logprobs,
         second.error,
+        first.vector or second.vector,
     )
 
 
@@ -149,7 +150,7 @@ def _joined(
 
 def size_bytes(delta: Delta) -> int:
     """Roughly what the delta weighs; additive under merging."""
-    size = len(delta.text) + len(delta.token_ids)
+    size = len(delta.text) + len(delta.token_ids) + len(delta.vector)
     for entries in (delta.logprobs, delta.prompt_logprobs):
         if entries is not None:
             size += _LOGPROB_BYTES * sum(1 + len(entry.top) for entry in entries if entry)

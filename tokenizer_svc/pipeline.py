@@ -105,6 +105,9 @@ class Pipeline:
         fed = Fed([], [], self._begin(tokens))
         for chunk in tokens.prompt_logprobs:
             self.add_prompt_logprobs(chunk)
+        for key, vector in tokens.pooled:
+            if key in self._choices:
+                self._choices[key].vector = vector
         ended = {end.key: end for end in tokens.ended}
         for row in _rows(tokens):
             self._advance_safely(row, ended.get(row[0]), fed)
@@ -229,7 +232,7 @@ class Pipeline:
                 finish = Finish("stop", choice.matched_stop)
         self._forget(choice)
         return _delta(choice, text, ids)._replace(
-            finish_reason=finish.reason, stop_reason=finish.stop_reason
+            finish_reason=finish.reason, stop_reason=finish.stop_reason, vector=choice.vector
         )
 
     def _remember(self, choice: Choice) -> None:

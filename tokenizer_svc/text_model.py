@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from pagemesh.shared.errors import RequestError, StartupError
 from pagemesh.shared.grammar import TOKENIZER_FILE
 from pagemesh.shared.messages import Prompt
+from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.prepared import PreparedModel
 from pagemesh.shared.settings import ModelSettings, Settings
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
@@ -52,6 +53,7 @@ class TextModel:
         self.names: Final = settings.model.served_model_name or [prepared.name]
         self.vocabulary = _load_vocabulary(folder / TOKENIZER_FILE)
         self.rules = Rules(folder, prepared)
+        self._pooling = settings.model.pooling
         self._template = _load_template(folder / TEMPLATE_FILE, prepared)
         self._form = ChatForm(self._template) if self._template is not None else None
         self._given_templates = GivenTemplates(prepared.template_tokens)
@@ -62,6 +64,12 @@ class TextModel:
             )
             for keeps in (False, True)
         }
+
+    def pooling(self, asked: PoolingParams | None) -> PoolingParams | None:
+        """`asked` with nothing left open."""
+        if asked is None or asked.pooling is not None:
+            return asked
+        return replace(asked, pooling=self._pooling)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The ids of `prompt`, possibly none. Raises RequestError for what cannot be one."""
@@ -78,7 +86,7 @@ class TextModel:
     def encode_as(self, prompt: Prompt, text: str | None) -> list[int]:
         """`encode` when `text_of(prompt)` is known already."""
         if text is None:
-            return self.checked_ids(prompt.token_ids or b"", param="prompt")
+            return self.checked_ids(prompt.token_ids or b"", param=prompt.field)
         # A template writes the BOS itself; adding one here would double it.
         add_special = prompt.messages is None and prompt.add_special_tokens
         return self._encode_text(text, add_special_tokens=add_special)

@@ -37,24 +37,29 @@ def bytes_of_weights(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 
 def model_card(
-    settings: Settings, prepared: PreparedModel, plan: MemoryPlan, dtype: torch.dtype
+    settings: Settings,
+    prepared: PreparedModel,
+    config: DecoderConfig,
+    plan: MemoryPlan,
+    dtype: torch.dtype,
 ) -> ModelCard:
     """Raises StartupError for a generation_config.json that cannot be used."""
     setting = settings.model.generation_config
-    config = generation_config(prepared_folder(settings.model), setting)
-    log.info("sampling_defaults", generation_config=setting, **config.defaults)
+    sampling = generation_config(prepared_folder(settings.model), setting)
+    log.info("sampling_defaults", generation_config=setting, **sampling.defaults)
     return ModelCard(
         names=settings.model.served_model_name or [prepared.name],
         vocab_tokens=prepared.vocab_tokens,
         max_model_len=plan.max_model_len,
         block_tokens=plan.block_tokens,
         dtype=str(dtype).removeprefix("torch."),
-        eos_token_ids=sorted({*prepared.eos_token_ids, *config.eos_token_ids}),
+        eos_token_ids=sorted({*prepared.eos_token_ids, *sampling.eos_token_ids}),
         bos_token_id=prepared.bos_token_id,
         fingerprint=prepared.fingerprint,
         created_s=prepared.created_s,
         quantization=settings.model.quantization,
-        defaults=config.defaults,
+        defaults=sampling.defaults,
+        hidden_size=config.hidden_size,
     )
 
 

@@ -94,7 +94,7 @@ def _load(settings: Settings, folder: Path, prepared: PreparedModel, stages: Sta
     capacity = _capacity(settings, plan, device)
     kv = KVCache(config, plan.num_blocks, plan.block_tokens, dtype, device)
     _log_division(prepared, settings.model.quantization, model.weights_bytes, plan, capacity)
-    card = model_card(settings, prepared, plan, dtype)
+    card = model_card(settings, prepared, config, plan, dtype)
     batch = new_batch(card, capacity)
     executor = CPUExecutor(
         model,

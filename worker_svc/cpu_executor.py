@@ -14,6 +14,7 @@ from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
 from pagemesh.worker_svc.executor import Computed, at_once
 from pagemesh.worker_svc.grammars import Grammars
 from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.pooling import PooledRow, Pooler
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
 from pagemesh.worker_svc.sampler import SampledRows, Sampler, no_rows
 from pagemesh.worker_svc.sampling_state import PENALISED, RULED, SamplingState
@@ -49,13 +50,16 @@ class CPUExecutor:
             grammars=grammars,
         )
         self._sampler = Sampler(self._sampling, team)
+        self._pooler = Pooler()
 
     # -- state ------------------------------------------------------------------------------------
 
     def leave(self, slots: Ints) -> None:
         self._sampling.leave(slots)
+        self._pooler.leave(slots)
 
     def enter(self, row: NewRow, ids: WireInts) -> None:
+        self._pooler.enter(row)
         first = row.slot * self._batch.row_tokens
         self._token_ids[first : first + len(ids)] = ids
         known = self._tokens_of(row.slot)
@@ -69,6 +73,7 @@ class CPUExecutor:
 
     def clear(self) -> None:
         self._sampling.clear()
+        self._pooler.clear()
 
     def relieve(self) -> None:
         """The CPU's allocator keeps nothing."""
@@ -84,9 +89,9 @@ class CPUExecutor:
         token_ids, positions, attention = self._gather(rows)
         hidden = self._model.forward(token_ids, positions, attention, self._kv)
         ends = np.cumsum(rows.n_tokens)
-        prompts = self._score_prompts(rows, hidden)
+        prompts, pooled = self._score_prompts(rows, hidden), self._pool(rows, hidden)
         sampled = self._sample(rows, hidden, ends) if rows.samples.any() else no_rows(CPU)
-        return Computed(sampled, prompts, sampled.tokens, at_once)
+        return Computed(sampled, prompts, pooled, sampled.tokens, at_once)
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
         slots = rows.slots[rows.samples]
@@ -94,6 +99,7 @@ class CPUExecutor:
             tokens = torch.zeros(len(slots), dtype=torch.int64)
         else:
             self._follow_rules(slots, tokens)
+            self._pooler.commit()
         penalised = np.flatnonzero(self._sampling.needs[slots] & PENALISED)
         if len(penalised):
             chosen = tokens[torch.from_numpy(penalised)]
@@ -142,6 +148,9 @@ class CPUExecutor:
         positions = self._batch.known[slots]
         n_output = positions - self._batch.n_prompt[slots]
         return self._sampler(self._model.logits(hidden[last]), slots, positions, n_output)
+
+    def _pool(self, rows: Rows, hidden: Tensor) -> list[PooledRow]:
+        return self._pooler.pool(rows, hidden) if self._pooler.wants(rows) else []
 
     def _score_prompts(self, rows: Rows, hidden: Tensor) -> list[PromptScores]:
         scores = []

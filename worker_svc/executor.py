@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pagemesh.shared.engine_messages import NewRow
 from pagemesh.worker_svc.batch import Ints, Rows, WireInts
+from pagemesh.worker_svc.pooling import PooledRow
 from pagemesh.worker_svc.prompt_logprobs import PromptScores
 from pagemesh.worker_svc.sampler import SampledRows
 
@@ -16,12 +17,13 @@ from pagemesh.worker_svc.sampler import SampledRows
 class Computed(NamedTuple):
     """What the model gave for some rows; `sampled` has an entry for each of them that samples.
 
-    `sampled` and `prompts` are in the host's memory and valid once `wait` has returned. `tokens`
-    are the sampled ones, int64 on the device, for `Executor.commit`.
+    `sampled`, `prompts` and `pooled` are in the host's memory and valid once `wait` has returned.
+    `tokens` are the sampled ones, int64 on the device, for `Executor.commit`.
     """
 
     sampled: SampledRows
     prompts: list[PromptScores]
+    pooled: list[PooledRow]
     tokens: Tensor
     wait: Callable[[], None]
 

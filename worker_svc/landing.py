@@ -65,7 +65,7 @@ class Landing:
         """Wait for the device and pack what it found. To be called once."""
         self.wait()
         for part in self._parts:
-            self._result.add(part.rows, part.computed.sampled, part.computed.prompts)
+            self._result.add(part.rows, part.computed)
         self._log_nonfinite()
         return self._result.build(self._pace.land(self._launched_s))
 

@@ -8,8 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagemesh.kernels.logprobs import Logprobs
-from pagemesh.shared.engine_messages import LogprobRow, PromptLogprobs, Step, StepResult
+from pagemesh.shared.engine_messages import (
+    LogprobRow,
+    Pooled,
+    PromptLogprobs,
+    Step,
+    StepResult,
+)
 from pagemesh.worker_svc.batch import WIRE_INT, Ints, Rows
+from pagemesh.worker_svc.executor import Computed
 from pagemesh.worker_svc.memory import is_out_of_memory
 from pagemesh.worker_svc.prompt_logprobs import PromptScores
 from pagemesh.worker_svc.sampler import SampledRows
@@ -28,18 +35,22 @@ class ResultBuilder:
         """Places of rows in the step whose logits were NaN or infinite."""
         self._logprobs: list[LogprobRow] = []
         self._prompt_logprobs: list[PromptLogprobs] = []
+        self._pooled: list[Pooled] = []
         self._failed: dict[int, str] = {}
 
-    def add(self, rows: Rows, sampled: SampledRows, prompts: list[PromptScores]) -> None:
-        """`rows` were computed; `sampled` has an entry for each of them that samples."""
-        index = rows.index[rows.samples]
+    def add(self, rows: Rows, computed: Computed) -> None:
+        """What the model gave for `rows`, which is in the host's memory."""
+        index, sampled = rows.index[rows.samples], computed.sampled
         self._sampled[index] = sampled.tokens.numpy(force=True)
         if not sampled.finite.all():
             self.nonfinite.update(index[sampled.finite == 0].tolist())
         if sampled.logprobs is not None:
             self._add_logprobs(index, sampled, sampled.logprobs)
-        for score in prompts:
+        for score in computed.prompts:
             self._add_prompt(int(rows.index[score.row]), score)
+        for pooled in computed.pooled:
+            vector = pooled.vector().astype(_WIRE_FLOAT, copy=False).tobytes()
+            self._pooled.append(Pooled(int(rows.index[pooled.row]), vector))
 
     def fail(self, rows: Rows, reason: str) -> None:
         self._failed.update(dict.fromkeys(rows.index.tolist(), reason))
@@ -59,6 +70,7 @@ class ResultBuilder:
             prompt_logprobs=self._prompt_logprobs,
             failed=list(self._failed.items()),
             elapsed_s=elapsed_s,
+            pooled=self._pooled,
         )
 
     def _add_logprobs(self, index: Ints, sampled: SampledRows, logprobs: Logprobs) -> None:

@@ -24,6 +24,7 @@ from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
 from pagemesh.worker_svc.books import model_card, new_batch
 from pagemesh.worker_svc.executor import Computed, at_once
 from pagemesh.worker_svc.memory import CPU_NUM_SEQS, plan_memory
+from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.runner import Runner
 from pagemesh.worker_svc.sampler import SampledRows
 from pagemesh.worker_svc.service import WorkerService
@@ -72,7 +73,7 @@ class ScriptedExecutor:
         tokens = torch.from_numpy(self._script.ids[places % len(self._script.ids)].astype(np.int64))
         none = np.empty(0, np.int64)
         sampled = SampledRows(tokens, np.ones(len(slots), np.bool_), none, none, None)
-        return Computed(sampled, [], tokens, at_once)
+        return Computed(sampled, [], [], tokens, at_once)
 
     def commit(self, rows: Rows, tokens: torch.Tensor | None) -> None: ...
 
@@ -90,7 +91,7 @@ def build_scripted(settings: Settings, report: Report) -> Runner:
         max_model_len=settings.model.max_model_len,
         max_num_seqs=max_num_seqs,
     )
-    card = model_card(settings, prepared, plan, torch.float32)
+    card = model_card(settings, prepared, DecoderConfig.from_folder(folder), plan, torch.float32)
     capacity = Capacity(
         plan.num_blocks, max_num_seqs, _BUDGET_TOKENS, _KV_BYTES_PER_TOKEN, "scripted"
     )

@@ -30,10 +30,10 @@ from pagemesh.gateway.openai.logprobs import (
 )
 from pagemesh.gateway.openai.params import completion_params, split_key
 from pagemesh.gateway.openai.prompts import (
-    MIN_TRUNCATED_LIMIT_TOKENS,
+    PROMPT,
     check_choices,
-    check_id_lists,
     completion_prompts,
+    longest_ids_tokens,
 )
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.sse import OPENAI
@@ -70,10 +70,7 @@ class CompletionsEndpoint:
         longest_tokens = self._backend.directory.longest_context_tokens
         if longest_tokens is None:
             return None
-        # So many ids need twice as many bytes.
-        if len(raw) > 2 * longest_tokens and b'"truncate_prompt_tokens"' in raw:
-            longest_tokens = max(longest_tokens, MIN_TRUNCATED_LIMIT_TOKENS)
-        return IdLimit("prompt", longest_tokens, check_id_lists)
+        return IdLimit(PROMPT.name, longest_ids_tokens(raw, longest_tokens), PROMPT.check_lists)
 
 
 def completion_job(body: CompletionRequest, served: ServedModel) -> Job:

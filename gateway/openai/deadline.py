@@ -40,11 +40,7 @@ def cut_off(generation: Generation, timeout_s: float | None) -> AbstractContextM
 
 @contextmanager
 def _timed(generation: Generation, timeout_s: float, task: asyncio.Task[Any]) -> Iterator[None]:
-    late = RequestError(
-        f"The answer was not complete within the {timeout_s:g} s that the request allows.",
-        status=504,
-        code="deadline_exceeded",
-    )
+    late = too_late(timeout_s)
     loop = asyncio.get_running_loop()
     timers = [
         loop.call_later(timeout_s, generation.fail, late),
@@ -55,6 +51,14 @@ def _timed(generation: Generation, timeout_s: float, task: asyncio.Task[Any]) ->
     finally:
         for timer in timers:
             timer.cancel()
+
+
+def too_late(timeout_s: float) -> RequestError:
+    return RequestError(
+        f"The answer was not complete within the {timeout_s:g} s that the request allows.",
+        status=504,
+        code="deadline_exceeded",
+    )
 
 
 def _number(given: str) -> float:

@@ -53,6 +53,12 @@ COMPLETION_REFUSED: Final = REFUSED | {
     "tools": ([],),
     "verbosity": (),
 }
+EMBEDDING_REFUSED: Final[dict[str, tuple[Any, ...]]] = {
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "mm_processor_kwargs": (),
+}
 TOKENIZE_REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "chat_template": (),
     "mm_processor_kwargs": (),

@@ -17,7 +17,12 @@ from pagemesh.gateway.openai.limits import (
     TIERS,
 )
 from pagemesh.gateway.openai.prompts import check_vocabulary
-from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
+from pagemesh.gateway.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+)
 from pagemesh.gateway.openai.structured import structured_outputs
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import ModelCard
@@ -65,7 +70,7 @@ class Seeds:
         return params.with_seed(self._random.getrandbits(SEED_BITS))
 
 
-def split_key(request: web.Request, body: GenerationRequest) -> str:
+def split_key(request: web.Request, body: GenerationRequest | EmbeddingRequest) -> str:
     """What a weighted split decides by: who asks, if the request says so, or else its id."""
     return body.user or body.prompt_cache_key or request[REQUEST_ID]
 
@@ -157,7 +162,7 @@ def _check_request(request: GenerationRequest, card: ModelCard) -> None:
         raise bad("prompt_logprobs", "is not available in a stream", code="unsupported_parameter")
     _check_stops(request.stop, "stop")
     _check_stops(request.stop_token_ids, "stop_token_ids")
-    _check_cache_names(request)
+    check_cache_names(request)
     if request.stop_token_ids:
         check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
 
@@ -174,8 +179,9 @@ def _check_stops(stops: object, param: str) -> None:
         raise bad(param, f"must hold at most {MAX_STOPS} entries, got {len(stops)}")
 
 
-def _check_cache_names(request: GenerationRequest) -> None:
-    """An empty salt looks as if it kept a cache apart, and would not."""
+def check_cache_names(request: GenerationRequest | EmbeddingRequest) -> None:
+    """Raises RequestError (400) naming the field. An empty salt looks as if it kept a cache apart,
+    and would not."""
     if request.cache_salt == "":
         raise bad("cache_salt", "must not be empty; leave it out to share cached prompts")
     for name in ("cache_salt", "prompt_cache_key"):

@@ -2,33 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pagemesh.gateway.openai.errors import bad
-from pagemesh.gateway.openai.schema import CompletionRequest, GenerationRequest
+from pagemesh.gateway.openai.schema import CompletionRequest, EmbeddingRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import ModelCard, Prompt
 from pagemesh.shared.wire import pack_ids
 
-# Half of what one tokenizer service lets wait, so that no request alone can fill it.
-MAX_PROMPTS: Final = 512
 MAX_CHOICES: Final = 1024
 # Of a prompt of ids of which the last ones count.
 MIN_TRUNCATED_LIMIT_TOKENS: Final = 2**18
 
 
+class PromptField(NamedTuple):
+    """The field that prompts come in, and how many it takes."""
+
+    name: str
+    most: int
+
+    def check_lists(self, limit_tokens: int, n_prompts: int, longest_tokens: int) -> None:
+        """Raises RequestError (400) for more prompts of ids, or longer ones, than are taken."""
+        self.check_count(n_prompts)
+        self.check_context(limit_tokens, longest_tokens)
+
+    def check_count(self, n_prompts: int) -> None:
+        if n_prompts > self.most:
+            raise bad(self.name, f"must hold at most {self.most} prompts, got {n_prompts}")
+
+    def check_context(self, limit_tokens: int, n_tokens: int) -> None:
+        """Raises RequestError (400) for a prompt of ids that no context holds."""
+        if n_tokens > limit_tokens:
+            raise RequestError(
+                f"The maximum context length is {limit_tokens} tokens, "
+                f"but the {self.name} alone has {n_tokens} tokens.",
+                code="context_length_exceeded",
+                param=self.name,
+            )
+
+
+# Half of what one tokenizer service lets wait, so that no request alone can fill it.
+PROMPT: Final = PromptField("prompt", 512)
+
+
+def longest_ids_tokens(raw: bytes, longest_tokens: int) -> int:
+    """How many ids a prompt of the body `raw` may have before it is decoded; a context holds
+    `longest_tokens`."""
+    # So many ids need twice as many bytes.
+    if len(raw) > 2 * longest_tokens and b'"truncate_prompt_tokens"' in raw:
+        return max(longest_tokens, MIN_TRUNCATED_LIMIT_TOKENS)
+    return longest_tokens
+
+
 def completion_prompts(body: CompletionRequest, card: ModelCard) -> list[Prompt]:
     """One Prompt each. Raises RequestError (400) for empty, mixed or out-of-vocabulary prompts."""
-    given = _split(body.prompt)
-    _check_count(len(given))
-    special, keep = body.add_special_tokens is not False, truncation(body)
-    prompts = [_prompt(prompt, card, special, truncated=keep != 0) for prompt in given]
-    if keep:
-        prompts = [prompt._replace(truncate_tokens=keep) for prompt in prompts]
+    prompts = split_prompts(PROMPT, body.prompt, body, card)
     return [_with_suffix(prompt, body) for prompt in prompts] if body.suffix else prompts
 
 
-def truncation(body: GenerationRequest) -> int:
+def split_prompts(
+    field: PromptField,
+    value: str | list[Any],
+    body: CompletionRequest | EmbeddingRequest,
+    card: ModelCard,
+) -> list[Prompt]:
+    """One Prompt for each in `value`, which is that of `field`. Raises RequestError (400)."""
+    given = _split(field, value)
+    field.check_count(len(given))
+    special = body.add_special_tokens is not False
+    empty = Prompt(add_special_tokens=special, truncate_tokens=truncation(body), field=field.name)
+    return [_prompt(field, prompt, empty, card) for prompt in given]
+
+
+def truncation(body: GenerationRequest | EmbeddingRequest) -> int:
     """How many of the last tokens count, as in Prompt. Raises RequestError (400)."""
     keep = body.truncate_prompt_tokens
     if keep is not None and (keep < -1 or keep == 0):
@@ -42,52 +88,29 @@ def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
     return prompt._replace(suffix=body.suffix or "")
 
 
-def _split(value: str | list[Any]) -> list[str] | list[list[int]]:
+def _split(field: PromptField, value: str | list[Any]) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     if not value:
-        raise _bad("must not be empty")
+        raise bad(field.name, "must not be empty")
     kinds = {type(item) for item in value}
     if kinds == {int}:
         return [value]
     if len(kinds) > 1:
-        raise _bad("must not mix strings, token ids and lists of token ids")
+        raise bad(field.name, "must not mix strings, token ids and lists of token ids")
     return value
 
 
-def _prompt(
-    prompt: str | list[int], card: ModelCard, add_special_tokens: bool, *, truncated: bool
-) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(text=prompt, add_special_tokens=add_special_tokens)
-    if not prompt:
-        raise _bad("must not be empty")
-    if not truncated:
-        check_context(card.max_model_len, len(prompt))
-    check_vocabulary(prompt, card, "prompt")
-    return Prompt(token_ids=pack_ids(prompt), add_special_tokens=False)
-
-
-def check_id_lists(limit_tokens: int, n_prompts: int, longest_tokens: int) -> None:
-    """Raises RequestError (400) for more prompts of ids, or longer ones, than are taken."""
-    _check_count(n_prompts)
-    check_context(limit_tokens, longest_tokens)
-
-
-def _check_count(n_prompts: int) -> None:
-    if n_prompts > MAX_PROMPTS:
-        raise _bad(f"must hold at most {MAX_PROMPTS} prompts, got {n_prompts}")
-
-
-def check_context(limit_tokens: int, n_tokens: int) -> None:
-    """Raises RequestError (400) for a prompt of ids that no context holds."""
-    if n_tokens > limit_tokens:
-        raise RequestError(
-            f"The maximum context length is {limit_tokens} tokens, "
-            f"but the prompt alone has {n_tokens} tokens.",
-            code="context_length_exceeded",
-            param="prompt",
-        )
+def _prompt(field: PromptField, given: str | list[int], empty: Prompt, card: ModelCard) -> Prompt:
+    """`empty` with the text or the ids that are `given`."""
+    if isinstance(given, str):
+        return empty._replace(text=given)
+    if not given:
+        raise bad(field.name, "must not be empty")
+    if not empty.truncate_tokens:
+        field.check_context(card.max_model_len, len(given))
+    check_vocabulary(given, card, field.name)
+    return empty._replace(token_ids=pack_ids(given), add_special_tokens=False)
 
 
 def check_choices(n_prompts: int, n: int) -> None:
@@ -110,7 +133,3 @@ def check_vocabulary(ids: list[int], card: ModelCard, param: str) -> None:
             code="invalid_value",
             param=param,
         )
-
-
-def _bad(rule: str) -> RequestError:
-    return RequestError(f"prompt {rule}", code="invalid_value", param="prompt")

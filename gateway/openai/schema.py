@@ -6,7 +6,7 @@ not served, and those accepted without effect, stand in `fields.py`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -40,6 +40,7 @@ from pagemesh.gateway.openai.limits import (
     Truncation,
     Verbosity,
 )
+from pagemesh.shared.pooling import Pooling
 
 
 class StreamOptions(Struct):
@@ -139,6 +140,26 @@ class GenerateRequest(Struct, kw_only=True):
     cache_salt: CacheSalt | None = None
     priority: Int32 | None = None
     timeout: Seconds | None = None
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """`input` has the forms of completions' `prompt`. `truncate_prompt_tokens` keeps the last ones
+    of each, -1 as many as the model takes."""
+
+    model: str | None = None
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Positive | None = None
+    pooling: Pooling | None = None
+    normalize: bool | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    add_special_tokens: bool | None = None
+    priority: Int32 | None = None
+    timeout: Seconds | None = None
+    """Seconds for the whole answer."""
+    cache_salt: CacheSalt | None = None
+    user: str | None = None
+    prompt_cache_key: CacheKey | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):

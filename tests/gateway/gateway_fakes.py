@@ -48,7 +48,18 @@ from pagemesh.shared.wire import PROTOCOL, pack_ids, unpack_ids
 
 VOCAB_TOKENS = 1000
 MAX_MODEL_LEN = 4096
-CARD = ModelCard(["tiny", "tiny-alias"], VOCAB_TOKENS, MAX_MODEL_LEN, 16, "float32", [2], 1, "f", 7)
+CARD = ModelCard(
+    names=["tiny", "tiny-alias"],
+    vocab_tokens=VOCAB_TOKENS,
+    max_model_len=MAX_MODEL_LEN,
+    block_tokens=16,
+    dtype="float32",
+    eos_token_ids=[2],
+    bos_token_id=1,
+    fingerprint="f",
+    created_s=7,
+    hidden_size=8,
+)
 CAPACITY = Capacity(64, 8, 64, 100, "cpu")
 PIECES = ["Hello", " wörld", " 😀", "!"]
 

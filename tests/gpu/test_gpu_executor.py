@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from host_device import EOS, MAX_NUM_SEQS, MAX_STEP_TOKENS, VOCAB, act_out, new_driver
-from worker_harness import GREEDY, PROMPT, Driver
+from worker_harness import GREEDY, PROMPT, Driver, floats
 
 from pagemesh.shared.engine_messages import Step
+from pagemesh.shared.pooling import Pooling, PoolingParams
 from pagemesh.shared.sampling import SamplingParams, ThinkingBudget
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.wire import unpack_ids
@@ -273,3 +274,22 @@ def test_tokens_of_a_step_that_is_tried_again_count_once(
     asked.tokens += [unpack_ids(result.sampled)[0], *(one(driver) for _ in range(6))]
     assert int(driver.runner._executor._sampling.counts.output_counts.sum()) == len(asked.tokens)
     assert asked.tokens == asked.expected()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_prompts_are_pooled_as_on_a_cpu(acted: str, pooling: Pooling) -> None:
+    """In chunks beside a row that decodes; the last is a single token, as of a decoding row."""
+    vectors = []
+    for cpu in (False, True):
+        driver = new_driver(acted if not cpu else "cpu", cpu=cpu)
+        driver.enter(0, PROMPT)
+        one(driver, len(PROMPT))
+        driver.enter(1, PROMPT, pooling=PoolingParams(pooling=pooling, dimensions=8))
+        work = ({0: 1, 1: 2}, {1: len(PROMPT) - 3, 0: 1}, {0: 1, 1: 1})
+        *begun, last = [driver.run(each) for each in work]
+        assert not any(result.pooled for result in begun)
+        assert one(driver) >= 0
+        [(row, vector)] = last.pooled
+        assert row == 1
+        vectors.append(floats(vector))
+    torch.testing.assert_close(*vectors, rtol=1e-4, atol=1e-5)

@@ -10,6 +10,7 @@ from llm_helpers import GREEDY, WARM, MakeLLM, ids_of, state_of
 from tiny_llama import EOS, VOCAB_TOKENS
 
 from pagemesh import LLM, CompletionOutput, SamplingParams
+from pagemesh.llm_metrics import Counter, Gauge, Histogram
 from pagemesh.shared.errors import RequestError, SettingsError, StartupError
 
 # -- inputs and outputs ---------------------------------------------------------------------------
@@ -231,3 +232,26 @@ def test_tensor_parallelism_is_refused() -> None:
 def test_missing_model_is_a_sentence() -> None:
     with pytest.raises(StartupError, match="no such model folder"):
         LLM("/nowhere/model")
+
+
+# -- metrics --------------------------------------------------------------------------------------
+
+
+def test_metrics_are_values_of_the_engine(make_llm: MakeLLM) -> None:
+    llm = make_llm()
+    llm.generate(["a page", "a table"], GREEDY)
+    llm.generate(["a page"], GREEDY)
+    kinds = {metric.name: type(metric) for metric in llm.get_metrics()}
+    assert kinds["vllm:num_requests_running"] is Gauge
+    values = {
+        (metric.name, metric.labels.get("finished_reason")): metric.value
+        for metric in llm.get_metrics()
+        if isinstance(metric, Counter | Gauge)
+    }
+    assert values["vllm:num_requests_running", None] == 0
+    assert values["vllm:prefix_cache_queries", None] > 0
+    assert values["pagemesh_engine_requests", "length"] == 3
+    [tokens] = [one for one in llm.get_metrics() if one.name == "vllm:iteration_tokens_total"]
+    assert isinstance(tokens, Histogram)
+    assert tokens.count == tokens.buckets["+Inf"] == sum(llm._loop.stats.steps.tokens.counts)
+    assert tokens.labels["engine"] == "llm"

@@ -80,6 +80,7 @@ class Seen:
     error: str | None = None
     logprob_ids: list[int] = field(default_factory=list)
     prompt_positions: list[int] = field(default_factory=list)
+    pooled: list[list[int]] = field(default_factory=list)
 
 
 class Ledger:
@@ -109,6 +110,8 @@ class Ledger:
             seen(ended.key).ended = (ended.finish_reason, ended.stop_reason)
         for key, error in tokens.failed:
             seen(key).error = error.code
+        for key, vector in tokens.pooled:
+            seen(key).pooled.append(unpack_ids(vector))
         for row in tokens.logprobs:
             seen(row.key).logprob_ids += unpack_ids(row.ids)
         for rows in tokens.prompt_logprobs:

@@ -24,6 +24,7 @@ from pagemesh.scheduler_svc import borrowing
 from pagemesh.scheduler_svc.request import Request, Status
 from pagemesh.shared.engine_messages import Submit
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.pooling import Pooling, PoolingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
 
 OWNERS = ("tokenizer-1", "tokenizer-2")
@@ -56,6 +57,14 @@ def oracle(submit: Submit, max_length: int) -> tuple[list[int], tuple[str, int |
         if token in params.stop_token_ids:
             return answer[:n], ("stop", token)
     return answer, ("length", None)
+
+
+def pooled_ids(submit: Submit) -> list[list[int]]:
+    """What goes into the vector of a prompt that is pooled, once."""
+    prompt = unpack_ids(submit.prompt_ids)
+    if submit.pooling is None:
+        return []
+    return [prompt if submit.pooling.reads_all else prompt[-1:]]
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -117,6 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
         salt=st.sampled_from(SALTS),
         scored=st.booleans(),
         logprobs=st.booleans(),
+        pooling=st.sampled_from([None, None, "mean", "last"]),
     )
     def submit(
         self,
@@ -131,7 +141,10 @@ class EngineMachine(RuleBasedStateMachine):
         salt: str,
         scored: bool,
         logprobs: bool,
+        pooling: Pooling | None,
     ) -> None:
+        if pooling is not None:
+            n, max_tokens, scored, logprobs = 1, 0, False, False
         self.keys += n
         for choice in range(n):
             submit = make_submit(
@@ -147,6 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
                 logprobs=0 if logprobs else None,
                 group=f"group-{self.keys}" if n > 1 else "",
                 choice=choice,
+                pooling=PoolingParams(pooling=pooling) if pooling else None,
             )
             self.send(owner, submit)
 
@@ -260,6 +274,7 @@ class EngineMachine(RuleBasedStateMachine):
             if sent.seen.ended:
                 assert told == sent.answer
                 assert sent.seen.ended == sent.stop
+                assert sent.seen.pooled == pooled_ids(sent.submit)
                 if sent.submit.params.prompt_logprobs is not None:
                     n_prompt = len(unpack_ids(sent.submit.prompt_ids))
                     assert sent.seen.prompt_positions == list(range(1, n_prompt))

@@ -273,7 +273,7 @@ def test_resumed_choices_fork_the_prompt_and_compute_their_own_tail() -> None:
     for i in range(2):
         driver.submit(make_submit(i, PROMPT, prior=answer[: 3 * i], group="g", choice=i))
     driver.run()
-    assert [new.computed for new in new_rows(driver)] == [0, 10]
+    assert [new.computed for new in new_rows(driver)] == [0, 11]
     assert driver.seen[OWNER, 0].ids == answer
     assert driver.seen[OWNER, 1].ids == answer[3:]
 

@@ -20,12 +20,14 @@ from pagemesh.shared.engine_messages import (
     LogprobRow,
     NeedSnapshot,
     NewRow,
+    Pooled,
     PromptLogprobs,
     Step,
     StepResult,
 )
 from pagemesh.shared.hashing import chain_hashes, split_hashes
 from pagemesh.shared.messages import Capacity, EngineStats, EngineStatus, ModelCard
+from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.worker_svc.pages import PageContents
 
@@ -73,11 +75,20 @@ class Row:
     wants_logprobs: bool
     blocks: list[int]
     computed: int
+    pooling: PoolingParams | None = None
+    summed: list[int] = field(default_factory=list)
+    """The ids whose states were added up for the mean."""
     tainted: bool = False
     digests: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.digests = digests_of(self.ids)
+
+    def vector(self) -> bytes:
+        """What is pooled, by the ids that went into it. A tainted one would show."""
+        assert self.pooling is not None
+        ids = self.summed if self.pooling.reads_all else self.ids[-1:]
+        return pack_ids([*ids, *[GARBAGE] * self.tainted])
 
     def append(self, token: int) -> None:
         self.ids.append(token)
@@ -180,6 +191,8 @@ class WorkerModel:
         require(0 <= new.slot < self.capacity.max_num_seqs, f"no slot {new.slot}")
         ids = unpack_ids(new.ids)
         require(0 <= new.computed < len(ids), "nothing is left to compute")
+        sums = new.pooling is not None and new.pooling.reads_all
+        require(not sums or new.computed == 0, "some of what is to be added up is left out")
         self.rows[new.slot] = Row(
             ids,
             new.n_prompt,
@@ -187,6 +200,7 @@ class WorkerModel:
             new.params.logprobs is not None,
             unpack_ids(new.blocks),
             new.computed,
+            new.pooling,
         )
 
     def _check_table(self, row: Row) -> None:
@@ -244,14 +258,17 @@ class WorkerModel:
     ) -> StepResult:
         for slot in slots:
             self._check_context(self.rows[slot])
-        sampled, logprobs, prompt_logprobs = [], [], []
+        sampled, logprobs, prompt_logprobs, pooled = [], [], [], []
         for i, (slot, n) in enumerate(zip(slots, n_tokens, strict=True)):
             row = self.rows[slot]
             start = row.computed
             row.tainted = row.tainted or i in failed or i in nonfinite
             self._write(row, n)
+            row.summed += row.ids[start : start + n]
             token = -1
             if row.computed == len(row.ids):
+                if row.pooling is not None:
+                    pooled.append(Pooled(i, row.vector()))
                 # A tainted row's token is wrong, so passing it on to a client would show.
                 token = (next_token(row.digests[-1]) + row.tainted) % VOCAB
                 row.append(token)
@@ -268,6 +285,7 @@ class WorkerModel:
             failed=[(i, "injected") for i in sorted(failed)],
             logprobs=[row for row in logprobs if row.key not in failed],
             prompt_logprobs=[rows for rows in prompt_logprobs if rows.key not in failed],
+            pooled=[row for row in pooled if row.key not in failed],
         )
 
     def _check_context(self, row: Row) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pagemesh.shared.engine_messages import End, Step, StepResult
 from pagemesh.shared.messages import Cancel, Deltas, Hello
+from pagemesh.shared.pooling import POOLINGS, PoolingParams
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import BadFrame, Message, decode, encode, pack_ids, unpack_ids
 
@@ -37,6 +38,12 @@ SCALARS = {
     # Any stands for the JSON of chat messages and template arguments.
     Any: st.none() | st.booleans() | INT64 | st.text(),
     SamplingParams: PARAMS,
+    PoolingParams: st.builds(
+        PoolingParams,
+        pooling=st.sampled_from((None, *POOLINGS)),
+        dimensions=st.none() | st.integers(1, 2**31),
+        normalize=st.booleans(),
+    ),
 }
 
 

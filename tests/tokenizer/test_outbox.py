@@ -27,6 +27,7 @@ deltas = st.builds(
     logprobs=st.none() | st.lists(st.just(ENTRY), max_size=3),
     prompt_logprobs=st.none() | st.just([None, ENTRY]),
     cached_tokens=st.integers(0, 9),
+    vector=st.sampled_from([b"", bytes(8)]),
 )
 
 
@@ -37,6 +38,7 @@ def test_a_merged_delta_holds_all_of_both(first: Delta, second: Delta) -> None:
     assert merged.token_ids == first.token_ids + second.token_ids
     assert (merged.logprobs or []) == (first.logprobs or []) + (second.logprobs or [])
     assert merged.prompt_logprobs == (first.prompt_logprobs or second.prompt_logprobs)
+    assert merged.vector == (first.vector or second.vector)
 
 
 def test_the_end_of_a_choice_survives_merging() -> None:
@@ -47,7 +49,9 @@ def test_the_end_of_a_choice_survives_merging() -> None:
 
 @given(first=deltas, second=deltas)
 def test_size_is_additive(first: Delta, second: Delta) -> None:
-    if first.prompt_logprobs is None or second.prompt_logprobs is None:
+    """What comes once for a choice is in one of them."""
+    scored = first.prompt_logprobs and second.prompt_logprobs
+    if not (scored or (first.vector and second.vector)):
         merged = merge(first, second)
         assert size_bytes(merged) == size_bytes(first) + size_bytes(second)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pagemesh.shared.engine_messages import NewRow, Step, StepResult
 from pagemesh.shared.messages import Capacity, ModelCard
+from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.worker_svc.books import new_batch
@@ -115,6 +116,7 @@ class Driver:
         seed: int = 0,
         shared: list[int] | None = None,
         computed: int = 0,
+        pooling: PoolingParams | None = None,
     ) -> None:
         """`shared` blocks already hold the first `computed` tokens."""
         blocks = [*(shared or [])]
@@ -125,7 +127,7 @@ class Driver:
         packed_ids, packed_blocks = pack_ids(ids), pack_ids(blocks)
         name = f"request-{len(self.slots)}"
         self._new.append(
-            NewRow(slot, packed_ids, n_prompt, seed, params, packed_blocks, computed, name)
+            NewRow(slot, packed_ids, n_prompt, seed, params, packed_blocks, computed, name, pooling)
         )
 
     def leave(self, slot: int, *, keep_blocks: bool = False) -> list[int]:

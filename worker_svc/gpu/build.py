@@ -219,7 +219,7 @@ class _Build:
     def _assemble(
         self, model: GPUDecoder, plan: MemoryPlan, wanted: Wanted, *, eager: bool
     ) -> tuple[Runner, GPUExecutor]:
-        card = model_card(self.settings, self.prepared, plan, self._dtype)
+        card = model_card(self.settings, self.prepared, self.config, plan, self._dtype)
         capacity = Capacity(
             num_blocks=plan.num_blocks,
             max_num_seqs=wanted.max_num_seqs,

@@ -35,6 +35,7 @@ from pagemesh.worker_svc.gpu.staging import PARAMS, TABLES, TOKEN_IDS, StagedWri
 from pagemesh.worker_svc.gpu.step_words import StepWords, count_decodes
 from pagemesh.worker_svc.grammars import Grammars
 from pagemesh.worker_svc.kv_cache import KVCache
+from pagemesh.worker_svc.pooling import PooledRow, Pooler
 from pagemesh.worker_svc.prompt_logprobs import PromptScores, prompt_parts, score_prompt
 from pagemesh.worker_svc.sampler import SampledRows
 
@@ -47,7 +48,8 @@ _SHORT_TOKENS: Final = 768
 class _Forward(NamedTuple):
     """The logits [N, V] of the rows that sample, and which: slots int32[N], positions int32[N] that
     the tokens will have. `drawn` int32[2, N or more] if they were sampled already, each as if its
-    row had nothing but a temperature. `hidden` [T, H] of all tokens, if some may be scored."""
+    row had nothing but a temperature. `hidden` [T, H] of all tokens, if some may be scored or
+    pooled."""
 
     logits: Tensor
     slots: Tensor
@@ -101,6 +103,7 @@ class GPUExecutor:
         )
         self._sampler = GPUSampler(self._sampling)
         self._ruled = RuledRows(self._sampling, device)
+        self._pooler = Pooler()
         self._copy_out = CopyOut(device)
         most_tokens = max(max_step_tokens, n_slots)
         # One row more, for padding tokens.
@@ -133,8 +136,10 @@ class GPUExecutor:
     def leave(self, slots: Ints) -> None:
         self._staged.drop(slots)
         self._sampling.leave(slots)
+        self._pooler.leave(slots)
 
     def enter(self, row: NewRow, ids: WireInts) -> None:
+        self._pooler.enter(row)
         self._staged.add(TOKEN_IDS, row.slot, 0, ids)
         self._staged.add(TABLES, row.slot, 0, np.frombuffer(row.blocks, np.int32))
         words = self._sampling.enter(row.slot, row.params, row.seed, ids, row.n_prompt)
@@ -152,6 +157,7 @@ class GPUExecutor:
     def clear(self) -> None:
         self._staged.clear()
         self._sampling.clear()
+        self._pooler.clear()
 
     def relieve(self) -> None:
         torch.cuda.empty_cache()
@@ -160,11 +166,15 @@ class GPUExecutor:
 
     def compute(self, rows: Rows) -> Computed:
         self._staged.flush()
-        decodes = bool(rows.samples.all()) and int(rows.n_tokens.max()) == 1
+        pools = self._pooler.wants(rows)
+        decodes = bool(rows.samples.all()) and int(rows.n_tokens.max()) == 1 and not pools
         forward = self._decode(rows) if decodes else self._mixed(rows)
-        prompts = [] if forward.hidden is None else self._score_prompts(rows, forward.hidden)
+        prompts, pooled = list[PromptScores](), list[PooledRow]()
+        if forward.hidden is not None:
+            prompts = self._score_prompts(rows, forward.hidden)
+            pooled = self._pooler.pool(rows, forward.hidden) if pools else []
         sampled = self._sample(rows, forward)
-        computed = self._fetch(len(forward.logits), sampled, prompts)
+        computed = self._fetch(len(forward.logits), sampled, prompts, pooled)
         self._sampler.count(sampled)
         self._ruled.sampled(rows.slots[rows.samples], computed)
         return computed
@@ -197,7 +207,9 @@ class GPUExecutor:
 
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
         """Tokens that were sampled stand where they belong, and are counted, already."""
-        if tokens is None:
+        if tokens is not None:
+            self._pooler.commit()
+        else:
             for slot in rows.slots[rows.samples].tolist():
                 self._staged.add(TOKEN_IDS, slot, int(self._batch.known[slot]), _ZERO)
 
@@ -324,11 +336,18 @@ class GPUExecutor:
             scores.append(PromptScores(part.row, part.start + 1, *score))
         return scores
 
-    def _fetch(self, n: int, sampled: GPUSampled, prompts: list[PromptScores]) -> Computed:
+    def _fetch(
+        self,
+        n: int,
+        sampled: GPUSampled,
+        prompts: list[PromptScores],
+        pooled: list[PooledRow],
+    ) -> Computed:
         """Start the copies of everything that the host is to see of `n` sampled rows."""
         wanted = [sampled.result, *(sampled.logprobs or ())]
         for score in prompts:
             wanted += [*score.logprobs, score.finite]
+        wanted += [row.total for row in pooled]
         copies, wait = self._copy_out.start(wanted)
         result, rest = copies[0], iter(copies[1:])
         logprobs = Logprobs(*(next(rest) for _ in range(3))) if sampled.logprobs else None
@@ -342,4 +361,5 @@ class GPUExecutor:
             score._replace(logprobs=Logprobs(*(next(rest) for _ in range(3))), finite=next(rest))
             for score in prompts
         ]
-        return Computed(host, scores, sampled.result, wait)
+        totals = [row._replace(total=next(rest)) for row in pooled]
+        return Computed(host, scores, totals, sampled.result, wait)
