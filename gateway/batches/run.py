@@ -30,12 +30,14 @@ from pagemesh.gateway.batches.lines import (
 from pagemesh.gateway.batches.pace import Pace
 from pagemesh.gateway.batches.record import BatchRecord, Counts, Fault
 from pagemesh.gateway.batches.slots import Slots
+from pagemesh.gateway.pause_store import PauseStore
 from pagemesh.shared.messages import LAST_PRIORITY
 
 WATCH_PERIOD_S: Final = 0.25
 SAVE_PERIOD_S: Final = 1.0
 MAX_UNAVAILABLE: Final = 5
-"""So often is 503 tried again: a request that ends every worker must not do so for a day."""
+"""So often is 503 tried again: a request that ends every worker must not do so for a day. While the
+mesh is paused it is no fault of the request."""
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
 _LAST: Final = {"priority": LAST_PRIORITY}
@@ -55,6 +57,7 @@ class Means(NamedTuple):
     files: FileStore
     inner: InnerRequests
     slots: Slots
+    pause: PauseStore
     max_line_bytes: int
 
 
@@ -152,7 +155,7 @@ class BatchRun:
         while True:
             request_id = f"{self._batch.id}-{line.number}"
             answered = await self._means.inner.post(line.url, body, request_id)
-            n_unavailable += answered.status == 503
+            n_unavailable += answered.status == 503 and not self._means.pause.paused
             if answered.status not in (429, 503) or n_unavailable > MAX_UNAVAILABLE:
                 return answered
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))

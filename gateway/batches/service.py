@@ -34,6 +34,7 @@ class BatchService:
             files=FileStore(folder, limits),
             inner=InnerRequests(routes, word_errors, settings.max_body_bytes),
             slots=Slots(backend.directory, settings.batch_concurrency),
+            pause=backend.pause,
             max_line_bytes=settings.max_body_bytes + LINE_ROOM_BYTES,
         )
         self._runner = BatchRunner(means, runtime.registry.leases, runtime.instance_id)

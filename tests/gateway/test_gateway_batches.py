@@ -20,6 +20,7 @@ from gateway_fakes import (
     settings_for,
 )
 
+from pagemesh.gateway.batches import run
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import LAST_PRIORITY
 from pagemesh.shared.settings import Settings
@@ -275,6 +276,26 @@ async def test_what_is_refused_for_the_moment_is_tried_again(
     done = await until(client, batch.id, "completed")
     assert len(await entries(client, done.output_file_id)) == 1
     assert len(tokenizer.talks) == 2
+
+
+async def test_no_pause_is_too_long_for_a_batch(
+    client: openai.AsyncOpenAI,
+    gateway: Gateway,
+    tokenizer: FakeTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(run, "LONGEST_WAIT_S", 0.01)
+    gateway.core.backend.upstream._timeout_s = 0.01
+    answered = gateway.core.backend.metrics.requests.ledger
+    await gateway.core.backend.pause.change("abort")
+    batch = await started(client, line("r0"))
+    await until_so(lambda: answered().received > 2 * run.MAX_UNAVAILABLE)
+    await gateway.core.backend.pause.change(None)
+    done = await until(client, batch.id, "completed")
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
+    assert len(tokenizer.talks) == 1
 
 
 async def test_another_gateway_goes_on_where_one_stopped(

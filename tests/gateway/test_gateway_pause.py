@@ -30,7 +30,7 @@ IDLE = engine()._replace(stats=EngineStats())
 
 @pytest.fixture
 def settings(redis_url: str, mesh_name: str) -> Settings:
-    return settings_for(redis_url, mesh_name, admin_key=["admin"], request_timeout_s=1.5)
+    return settings_for(redis_url, mesh_name, admin_key=["admin"], request_timeout_s=5.0)
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ async def until_held(*gateways: Gateway) -> None:
 async def test_who_waits_too_long_may_come_again(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:
+    gateway.core.backend.upstream._timeout_s = 0.1
     await gateway.post("/pause?clear_cache=false", None, **ADMIN)
     assert not tokenizer.reset
     url = f"{gateway.url}/v1/completions"
@@ -137,7 +138,7 @@ async def test_what_there_is(gateway: Gateway) -> None:
     status, info = await gateway.get("/admin/server_info", **ADMIN)
     assert status == 200
     assert info["settings"]["gateway"]["admin_key"] == "********"
-    assert info["settings"]["gateway"]["request_timeout_s"] == 1.5
+    assert info["settings"]["gateway"]["request_timeout_s"] == 5.0
     [model] = info["models"]
     assert (model["names"], model["max_model_len"]) == (CARD.names, CARD.max_model_len)
     assert model["engines"]["engine-1"]["device"] == "cpu"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from gateway_fakes import FakeTokenizer, Gateway, read_events
 
 CHAT: Any = {"messages": [{"role": "user", "content": "Hi!"}], "temperature": 0.5, "max_tokens": 3}
@@ -43,27 +42,27 @@ async def test_every_prompt_of_a_completion_is_rendered(gateway: Gateway) -> Non
     assert answer[0]["sampling_params"] == {"max_tokens": 16, "seed": 5}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/chat/completions/render", CHAT | {"temperature": 9}, "temperature"),
-        ("/v1/chat/completions/render", {"messages": []}, "messages"),
-        ("/v1/completions/render", {"prompt": []}, "prompt"),
-        ("/inference/v1/generate", {"token_ids": []}, "token_ids"),
-        ("/inference/v1/generate", {"token_ids": [5000]}, "token_ids"),
-        ("/inference/v1/generate", {"token_ids": [1] * 5000}, "token_ids"),
-        ("/inference/v1/generate", {"token_ids": [1], "request_id": "\n"}, "request_id"),
-        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 0}}, "n"),
-        (
-            "/inference/v1/generate",
-            {"token_ids": [1], "sampling_params": {"use_beam_search": True}},
-            "use_beam_search",
-        ),
-    ],
-)
-async def test_what_is_refused(gateway: Gateway, path: str, body: Any, param: str) -> None:
-    status, answer = await gateway.post(path, body)
-    assert (status, answer["error"]["param"]) == (400, param)
+REFUSED: Any = [
+    ("/v1/chat/completions/render", CHAT | {"temperature": 9}, "temperature"),
+    ("/v1/chat/completions/render", {"messages": []}, "messages"),
+    ("/v1/completions/render", {"prompt": []}, "prompt"),
+    ("/inference/v1/generate", {"token_ids": []}, "token_ids"),
+    ("/inference/v1/generate", {"token_ids": [5000]}, "token_ids"),
+    ("/inference/v1/generate", {"token_ids": [1] * 5000}, "token_ids"),
+    ("/inference/v1/generate", {"token_ids": [1], "request_id": "\n"}, "request_id"),
+    ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 0}}, "n"),
+    (
+        "/inference/v1/generate",
+        {"token_ids": [1], "sampling_params": {"use_beam_search": True}},
+        "use_beam_search",
+    ),
+]
+
+
+async def test_what_is_refused(gateway: Gateway) -> None:
+    for path, body, param in REFUSED:
+        status, answer = await gateway.post(path, body)
+        assert (status, answer["error"]["param"]) == (400, param), body
 
 
 async def test_tokens_in_tokens_out(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
