@@ -23,6 +23,8 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from test_gateway_tools import CALLS, END_ID, THOUGHT, THOUGHT_IDS, saying
 
+from pagemesh.gateway.openai.responses.conversation import chat_messages
+from pagemesh.gateway.openai.responses.items import input_items
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import WireError
 from pagemesh.shared.settings import Settings
@@ -357,3 +359,44 @@ async def test_the_helpers_of_openai(client: openai.AsyncOpenAI, tokenizer: Fake
     assert [item.type for item in page.data] == ["message"]
     raw = await client.responses.with_raw_response.retrieve(final.id)
     assert raw.parse().id == final.id
+
+
+def test_items_become_messages() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1"}
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
+    parts = [{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "2"}]
+    said: Any = [{"type": "output_text", "text": "Well"}, {"type": "refusal", "refusal": "no"}]
+    given = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": parts},
+        *(thought, {"role": "assistant", "content": said}, call, {**call, "call_id": "c2"}),
+        *({**result, "output": "one"}, {**result, "call_id": "c2", "output": parts}),
+        *(thought, {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "so"}]}),
+        *(call, {"role": "assistant", "content": "Done.", "id": None}),
+    ]
+    messages = chat_messages("Obey.", input_items(given, "resp_" + "0" * 32))
+    for message in messages:
+        for each in message.get("tool_calls", []):
+            assert each.pop("function") == {"name": "f", "arguments": "{}"}
+            assert each.pop("type") == "function"
+    assert messages == [
+        {"role": "system", "content": "Obey."},
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": "12"},
+        {
+            "role": "assistant",
+            "content": "Wellno",
+            "reasoning_content": "Hm",
+            "tool_calls": [{"id": "c1"}, {"id": "c2"}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c2", "content": "12"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "Hm\nso",
+            "tool_calls": [{"id": "c1"}],
+        },
+        {"role": "assistant", "content": "Done."},
+    ]

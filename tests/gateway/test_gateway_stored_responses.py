@@ -130,7 +130,7 @@ async def test_what_is_deleted_is_gone_everywhere(
         assert await response.json() == {"id": first["id"], "object": "response", "deleted": True}
     async with gateway.session.delete(gateway.url + path) as response:
         assert response.status == 404
-    for gone in (path, f"{path}?stream=true", f"{path}/input_items"):
+    for gone in (path, f"{path}?stream=true", f"{path}/input_items", f"{path}:events"):
         status, answer = await gateway.get(gone)
         assert (status, answer["error"]["code"]) == (404, "response_not_found")
     for previous in (first, second):
@@ -165,9 +165,11 @@ async def test_what_is_not_stored_is_not_there(gateway: Gateway) -> None:
 async def test_what_is_too_large_to_keep_is_answered_and_says_so(
     gateway: Gateway, tokenizer: FakeTokenizer
 ) -> None:
-    status, answer = await gateway.post("/v1/responses", {"input": "x" * 17_000})
-    assert (status, answer["error"]["param"]) == (400, "store")
-    assert (await create(gateway, "x" * 17_000, store=False))["status"] == "incomplete"
+    large = {"input": "x" * 17_000}
+    for fields in ({"store": True}, {"background": True}):
+        status, answer = await gateway.post("/v1/responses", large | fields)
+        assert (status, answer["error"]["param"]) == (400, "store")
+    assert not (await create(gateway, large["input"]))["store"]
     steps: asyncio.Queue[str] = asyncio.Queue()
     tokenizer.script = held_by(steps)
     for step in ("y" * 17_000, "", "y" * 17_000, ""):
@@ -261,17 +263,18 @@ async def test_background_has_bounds_and_tells_of_failure(
 
 async def test_what_its_gateway_left_has_failed(gateway: Gateway, keys: ResponseKeys) -> None:
     """Its lease is gone, as it is some seconds after a gateway was killed."""
-    begun = '{"id": "resp_1", "background": true}'
+    lost_id = f"resp_{0:032x}"
+    begun = f'{{"id": "{lost_id}", "background": true}}'
     lost = StoredResponse("in_progress", begun, "[]", [], owner=ANYONE)
-    await keys.add("resp_1", lost, LIMITS, [b"event: response.created\ndata: {}\n\n"])
-    async with gateway.session.get(f"{gateway.url}/v1/responses/resp_1?stream=true") as response:
+    await keys.add(lost_id, lost, LIMITS, [b"event: response.created\ndata: {}\n\n"])
+    async with gateway.session.get(f"{gateway.url}/v1/responses/{lost_id}?stream=true") as response:
         events = (await response.text()).split("\n\n")
     assert events[0].startswith("event: response.created")
     assert events[1].startswith("event: response.failed")
-    found = await get(gateway, "resp_1")
+    found = await get(gateway, lost_id)
     assert found["status"] == "failed"
     assert "is gone" in found["error"]["message"]
-    assert not await keys.update("resp_1", LIMITS, status="completed", holds=False)
+    assert not await keys.update(lost_id, LIMITS, status="completed", holds=False)
 
 
 async def test_the_end_of_a_gateway_is_told(
@@ -321,10 +324,10 @@ async def test_without_redis(mesh_name: str, gateway: Gateway) -> None:
     store._keys = away.responses
     try:
         assert not (await create(gateway))["store"]
-        for fields in ({"previous_response_id": "resp_1"}, {"background": True}):
+        for fields in ({"previous_response_id": f"resp_{0:032x}"}, {"background": True}):
             status, refused = await gateway.post("/v1/responses", {"input": "?", **fields})
             assert (status, refused["error"]["code"]) == (503, "service_unavailable")
-        assert (await gateway.get("/v1/responses/resp_1"))[0] == 503
+        assert (await gateway.get(f"/v1/responses/resp_{0:032x}"))[0] == 503
     finally:
         await away.close()
 

@@ -27,10 +27,12 @@ from pagemesh.gateway.openai.responses.chat_form import (
 )
 from pagemesh.gateway.openai.responses.conversation import Message, chat_messages
 from pagemesh.gateway.openai.responses.items import RESPONSE, Item, input_items
+from pagemesh.gateway.openai.responses.objects import Object
 from pagemesh.gateway.openai.responses.replay import replay
 from pagemesh.gateway.openai.responses.schema import REFUSED, ResponseRequest
 from pagemesh.gateway.openai.responses.store import Draft, ResponseStore
 from pagemesh.gateway.openai.responses.truncation import truncated
+from pagemesh.gateway.openai.schema import ChatRequest
 from pagemesh.shared.access import OWNER
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Tokenize, Tokenized
@@ -45,6 +47,7 @@ class ResponsesEndpoint:
         self, backend: Backend, store: ResponseStore, background: BackgroundResponses
     ) -> None:
         self._backend = backend
+        self._offload = backend.offload
         self._store = store
         self._background = background
         on_unknown = partial(backend.metrics.unknown_field, "responses")
@@ -55,24 +58,27 @@ class ResponsesEndpoint:
         raw = await request.read()
         body = await self._reader.read(raw)
         with named_as_given():
-            draft = await self._draft(request[OWNER], body)
-            items = [*draft.context.items, *draft.items]
-            messages = chat_messages(body.instructions, items)
-            chat = chat_body(body, messages)
-            served = self._backend.router.resolve(body.model, split_key(request, chat))
-            job = await self._backend.offload.run(len(raw), chat_job, chat, served, draft.id)
-            if body.truncation == "auto":
-                job = await self._truncated(job)
+            draft = await self._draft(request[OWNER], body, len(raw))
+            job = await self._job(request, body, draft, len(raw) + draft.context.size_bytes)
             if body.background:
                 return await self._run_in_background(request, body, job, draft)
             return await self._answer(request, body, job, draft)
 
-    async def _draft(self, owner: str, body: ResponseRequest) -> Draft:
+    async def _draft(self, owner: str, body: ResponseRequest, size_bytes: int) -> Draft:
         """What is kept of the request."""
         response_id = RESPONSE + os.urandom(16).hex()
-        items = await self._store.resolved(owner, input_items(body.input, response_id))
+        items = await self._offload.run(size_bytes, input_items, body.input, response_id)
+        items = await self._store.resolved(owner, items)
         context = await self._store.context(owner, body.previous_response_id)
         return Draft(response_id, owner, items, context)
+
+    async def _job(
+        self, request: web.Request, body: ResponseRequest, draft: Draft, size_bytes: int
+    ) -> Job:
+        chat = await self._offload.run(size_bytes, _chat, body, draft)
+        served = self._backend.router.resolve(body.model, split_key(request, chat))
+        job = await self._offload.run(size_bytes, chat_job, chat, served, draft.id)
+        return await self._truncated(job) if body.truncation == "auto" else job
 
     async def _truncated(self, job: Job) -> Job:
         [prompt], card = job.prompts, job.served.card
@@ -95,10 +101,7 @@ class ResponsesEndpoint:
     async def _answer(
         self, request: web.Request, body: ResponseRequest, job: Job, draft: Draft
     ) -> web.StreamResponse:
-        store = body.store is not False
-        begun = objects.begun(body, job, store=store)
-        if store:
-            self._store.check_kept(draft, encode_json(begun))
+        begun, store = self._begun(body, job, draft)
 
         async def settle(ended: bytes) -> bytes:
             return await self._store.keep(draft, ended) if store else ended
@@ -106,12 +109,25 @@ class ResponsesEndpoint:
         answer_of = partial(ResponseAnswer, job, begun, settle, seals=_seals(body))
         return await respond(self._backend, request, job, answer_of, settle)
 
+    def _begun(self, body: ResponseRequest, job: Job, draft: Draft) -> tuple[Object, bool]:
+        """The object as it begins, and whether the response is kept: of those that cannot be, only
+        who asks for it is refused."""
+        begun = objects.begun(body, job, store=body.store is not False)
+        if body.store is False:
+            return begun, False
+        try:
+            self._store.check_kept(draft, encode_json(begun))
+        except RequestError:
+            if body.store or body.background:
+                raise
+            return begun | {"store": False}, False
+        return begun, True
+
     async def _run_in_background(
         self, request: web.Request, body: ResponseRequest, job: Job, draft: Draft
     ) -> web.StreamResponse:
         self._background.check_room()
-        begun = objects.begun(body, job, store=True)
-        self._store.check_kept(draft, encode_json(begun))
+        begun, _ = self._begun(body, job, draft)
         generation = job.generation(lambda full: full.fail(too_large()))
         answer = ResponseAnswer(job, begun, _unsettled, generation, seals=_seals(body))
         await self._store.begin(draft, begun, [answer.told("created"), answer.told(objects.QUEUED)])
@@ -150,6 +166,11 @@ class ResponsesEndpoint:
         if _choice(request, "order", ("desc", "asc")) == "desc":
             items.reverse()
         return _json(encode_json(_page(items, request.query.get("after"), limit)))
+
+
+def _chat(body: ResponseRequest, draft: Draft) -> ChatRequest:
+    items = [*draft.context.items, *draft.items]
+    return chat_body(body, chat_messages(body.instructions, items))
 
 
 async def _unsettled(ended: bytes) -> bytes:

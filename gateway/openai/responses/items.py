@@ -20,6 +20,7 @@ Item = dict[str, Any]
 ROLES: Final = ("user", "assistant", "system", "developer")
 REFERENCE: Final = "item_reference"
 RESPONSE: Final = "resp_"
+RESPONSE_ID: Final = re.compile(r"resp_[0-9a-f]{32}")
 _ID: Final = re.compile(r"[a-z]+_(?P<home>[0-9a-f]{32})[io][0-9]+")
 _PREFIXES: Final = {
     "message": "msg",

@@ -14,7 +14,7 @@ from pagemesh.gateway.offload import Offload
 from pagemesh.gateway.openai.answer import encode_json
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.responses import objects
-from pagemesh.gateway.openai.responses.items import REFERENCE, Item, home_of
+from pagemesh.gateway.openai.responses.items import REFERENCE, RESPONSE_ID, Item, home_of
 from pagemesh.gateway.openai.responses.objects import Object
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.registry import AWAY
@@ -184,9 +184,12 @@ class ResponseStore:
         return [*await self._items(found.context_bytes, before), *items]
 
     async def _read(self, owner: str, ids: Sequence[str]) -> list[StoredResponse | None]:
+        ours = [each for each in ids if RESPONSE_ID.fullmatch(each)]
         with redis_away():
-            found = await self._keys.read(ids, self._limits)
-        return [each if each is not None and each.owner == owner else None for each in found]
+            read = await self._keys.read(ours, self._limits)
+        pairs = zip(ours, read, strict=True)
+        found = {each: one for each, one in pairs if one is not None and one.owner == owner}
+        return [found.get(each) for each in ids]
 
     # -- what is made -----------------------------------------------------------------------------
 
