@@ -44,14 +44,14 @@ class BackgroundResponses:
         self._seeds = seeds
         self._limit = limit
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._n_starting = 0
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._tasks) + self._n_starting
 
-    def check_room(self) -> None:
-        """Raises RequestError: 503 while draining, 429 when too many run."""
+    def _check_room(self) -> None:
         self._upstream.check_open()
-        if len(self._tasks) >= self._limit:
+        if len(self) >= self._limit:
             raise RequestError(
                 f"This gateway runs {self._limit} responses in the background, which is the most. "
                 "Try again later.",
@@ -59,8 +59,16 @@ class BackgroundResponses:
                 code="too_many_background_responses",
             )
 
-    def start(self, run: Run) -> None:
-        """It has been stored as one that is queued."""
+    async def start(self, run: Run) -> None:
+        """Return once it is stored as one that is queued. Raises RequestError: 503 while draining
+        or with Redis away, 429 when too many run."""
+        self._check_room()
+        self._n_starting += 1
+        try:
+            told = [run.answer.told("created"), run.answer.told(objects.QUEUED)]
+            await self._store.begin(run.draft, run.answer.begun, told)
+        finally:
+            self._n_starting -= 1
         task = asyncio.create_task(self._run(run), name=run.job.id)
         self._tasks[run.job.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(run.job.id))
@@ -83,8 +91,9 @@ class BackgroundResponses:
         try:
             with self._upstream.generating(run.generation, generates):
                 await _Telling(run, self._store).run()
-        except Exception:
-            log.exception("background_response_failed", response_id=run.job.id)
+        except (TimeoutError, RequestError) as error:
+            reason = str(error) or "Redis is away"
+            log.error("background_response_left", response_id=run.job.id, reason=reason)
         finally:
             log_end(run.job, run.generation)
 
@@ -100,14 +109,25 @@ class _Telling:
         self._began = False
 
     async def run(self) -> None:
+        """Raises TimeoutError if Redis does not take the end within LAST_TRIES_S."""
+        ended = await self._ended()
+        if ended is not None:
+            async with asyncio.timeout(LAST_TRIES_S):
+                await self._tell_end(*ended)
+
+    async def _ended(self) -> tuple[str, bytes] | None:
+        """How it ended, and its object; None once it is no longer ours."""
         try:
             while await self._tell():
                 await asyncio.sleep(TELL_PERIOD_S)
                 if await self._gain():
-                    await self._complete()
-                    return
+                    return self._complete()
         except RequestError as error:
-            await self._fail(renamed(error))
+            return self._fail(renamed(error))
+        except Exception:
+            log.exception("background_response_failed", response_id=self._run.job.id)
+            return self._fail(RequestError("Internal error", status=500))
+        return None
 
     async def _gain(self) -> bool:
         """Wait for something to tell, or for the next beat; whether it was the last."""
@@ -131,28 +151,21 @@ class _Telling:
         self._untold, self._status = [], None
         return ours
 
-    async def _complete(self) -> None:
+    def _complete(self) -> tuple[str, bytes]:
         ended = self._run.answer.ended()
         body = encode_json(ended)
         self._store.check_kept(self._run.draft, body)
         self._untold.append(self._run.answer.last(body))
-        await self._end(ended["status"], body)
+        return ended["status"], body
 
-    async def _fail(self, error: RequestError) -> None:
+    def _fail(self, error: RequestError) -> tuple[str, bytes]:
         self._untold += self._run.answer.failing(error)
-        body = encode_json(objects.failed(self._run.answer.begun, error))
-        await self._end(objects.FAILED, body)
+        return objects.FAILED, encode_json(objects.failed(self._run.answer.begun, error))
 
-    async def _end(self, status: str, body: bytes) -> None:
-        async with asyncio.timeout(LAST_TRIES_S):
-            while True:
-                if await self._told_end(status, body):
-                    return
+    async def _tell_end(self, status: str, body: bytes) -> None:
+        while True:
+            try:
+                await self._store.go_on(self._run.job.id, self._untold, status=status, body=body)
+                return
+            except AWAY:
                 await asyncio.sleep(BEAT_S)
-
-    async def _told_end(self, status: str, body: bytes) -> bool:
-        try:
-            await self._store.go_on(self._run.job.id, self._untold, status=status, body=body)
-        except AWAY:
-            return False
-        return True

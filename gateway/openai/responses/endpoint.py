@@ -40,6 +40,7 @@ from pagemesh.shared.response_keys import StoredResponse
 
 DEFAULT_PAGE: Final = 20
 MAX_PAGE: Final = 100
+TOO_LARGE: Final = 413
 
 
 class ResponsesEndpoint:
@@ -89,7 +90,7 @@ class ResponsesEndpoint:
             try:
                 answer = await self._backend.upstream.ask(question)
             except RequestError as error:
-                if error.code == "context_length_exceeded":
+                if error.code == "context_length_exceeded" or error.status == TOO_LARGE:
                     return False
                 raise
             assert isinstance(answer, Tokenized)
@@ -126,12 +127,10 @@ class ResponsesEndpoint:
     async def _run_in_background(
         self, request: web.Request, body: ResponseRequest, job: Job, draft: Draft
     ) -> web.StreamResponse:
-        self._background.check_room()
         begun, _ = self._begun(body, job, draft)
         generation = job.generation(lambda full: full.fail(too_large()))
         answer = ResponseAnswer(job, begun, _unsettled, generation, seals=_seals(body))
-        await self._store.begin(draft, begun, [answer.told("created"), answer.told(objects.QUEUED)])
-        self._background.start(Run(job, draft, answer, generation))
+        await self._background.start(Run(job, draft, answer, generation))
         if body.stream:
             return await replay(request, self._store, job.id, 0)
         return _json(encode_json(begun))

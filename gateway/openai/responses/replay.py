@@ -13,7 +13,7 @@ from pagemesh.gateway.keepalive import KEEP_ALIVE_S
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.responses import objects
 from pagemesh.gateway.openai.responses.answer import Events
-from pagemesh.gateway.openai.responses.store import ResponseStore
+from pagemesh.gateway.openai.responses.store import ResponseStore, redis_away
 from pagemesh.gateway.openai.sse import OPENAI, event_headers
 from pagemesh.shared.access import OWNER
 from pagemesh.shared.errors import RequestError
@@ -34,7 +34,8 @@ async def replay(
 
     Raises RequestError (400) for a response without events.
     """
-    first = await store.events(response_id, 0)
+    with redis_away():
+        first = await store.events(response_id, 0)
     if not first.events:
         raise bad("stream", "replays responses of the background only, for an hour after their end")
     response = web.StreamResponse(headers=event_headers(request))
