@@ -62,7 +62,7 @@ def api_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
         *_spelled("POST", "/chat/completions/render", render.chat),
         *_spelled("POST", "/completions", completions.handle),
         *_spelled("POST", "/completions/render", render.completions),
-        web.post("/inference/v1/generate", TokensEndpoint(backend).handle),
+        *_slashed("POST", "/inference/v1/generate", TokensEndpoint(backend).handle),
         *_spelled("POST", "/messages", messages.create),
         *_spelled("POST", "/messages/count_tokens", messages.count_tokens),
         *_cancel_routes(backend, access),
@@ -106,7 +106,7 @@ def _cancel_routes(backend: Backend, access: Access) -> list[web.RouteDef]:
     cancel = CancelEndpoint(backend.cancellations, access)
     return [
         *_spelled("POST", "/requests/{request_id}/cancel", cancel.cancel),
-        web.post("/abort_requests", cancel.abort),
+        *_slashed("POST", "/abort_requests", cancel.abort),
     ]
 
 
@@ -140,18 +140,21 @@ def mesh_routes(mesh: MeshEndpoint) -> list[web.RouteDef]:
         ("POST", "/resume", mesh.resume),
         ("GET", "/is_paused", mesh.is_paused),
     )
-    spellings = [(base, slash) for base in ("", "/admin") for slash in ("", "/")]
     return [
-        web.route(method, f"{base}{path}{slash}", handler)
+        route
         for method, path, handler in served
-        for base, slash in spellings
+        for base in ("", "/admin")
+        for route in _slashed(method, base + path, handler)
     ]
 
 
 def _spelled(method: str, path: str, handler: _Handler) -> list[web.RouteDef]:
     """With and without /v1, with and without a trailing slash: clients join URLs in every way."""
-    paths = [f"{base}{path}{slash}" for base in ("", "/v1") for slash in ("", "/")]
-    return [web.route(method, path, handler) for path in paths]
+    return [*_slashed(method, path, handler), *_slashed(method, f"/v1{path}", handler)]
+
+
+def _slashed(method: str, path: str, handler: _Handler) -> list[web.RouteDef]:
+    return [web.route(method, path, handler), web.route(method, f"{path}/", handler)]
 
 
 def counting(metrics: GatewayMetrics, parting: Parting) -> Middleware:

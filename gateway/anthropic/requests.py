@@ -15,6 +15,7 @@ _CHOICES: Final = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING: Final = {"enabled": True, "adaptive": True, "disabled": False}
 # What chat completions call a field, and how it is called here.
 _NAMES: Final = {
+    "continue_final_message": "messages",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",

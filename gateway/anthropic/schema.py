@@ -22,7 +22,6 @@ from pagemesh.gateway.openai.messages import MAX_MESSAGES
 
 REFUSED: Final[dict[str, tuple[Any, ...]]] = {
     "container": (),
-    "context_management": ({}, {"edits": []}),
     "mcp_servers": ([],),
 }
 _BLOCK: Final = {

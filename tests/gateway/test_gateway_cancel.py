@@ -109,3 +109,17 @@ async def test_several_are_aborted_in_vllms_words(
     for wrong in ({}, {"request_ids": []}, {"request_ids": [1]}):
         status, answer = await gateway.post("/abort_requests", wrong, headers=ADMIN)
         assert (status, answer["error"]["param"]) == (400, "request_ids")
+
+
+async def test_without_redis_others_cannot_be_told(
+    gateway: Gateway, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(gateway.core.backend.cancellations._keys, "tell", refuse)
+    asked = begin(gateway, "here")
+    await tokenizer.asked.get()
+    assert await cancel(gateway, "here", MINE) == 200
+    assert await asked == (499, "cancelled")
+    assert await cancel(gateway, "there", MINE) == 503

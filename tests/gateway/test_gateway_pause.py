@@ -160,3 +160,15 @@ async def test_what_there_is_to_do(gateway: Gateway, tokenizer: FakeTokenizer) -
     assert set(load["services"]) == {"gateway", "tokenizer", "scheduler", "worker"}
     await say_hello(talk)
     await asked
+
+
+async def test_without_redis_nothing_changes(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    pause = gateway.core.backend.pause
+    monkeypatch.setattr(pause._keys, "newest", refuse)
+    assert (await gateway.post("/pause", None, **ADMIN))[0] == 503
+    assert not pause.paused
