@@ -44,7 +44,7 @@ include-path-regex = "/pause$"
 enabled = false
 
 [[operations]]
-include-path-regex = "/render$"
+include-path-regex = "^/v1/completions$|/render$"
 phases.coverage.enabled = false
 
 [[operations]]
