@@ -4,7 +4,7 @@ their bodies."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -55,13 +55,17 @@ _ANTHROPIC_ERROR: Final[dict[str, Any]] = {
 }
 
 
+_References = Mapping[type[Struct], dict[str, Any]]
+
+
 class Operation(Struct, frozen=True, kw_only=True):
     """One method of one path, in the spelling that the document shows.
 
     `request`: the struct of the body, sent as `takes`. `answers`: the media types of the good
-    answer, which `answer` describes in words, `shape` being its type as JSON; `also`: other
-    statuses that are answered so, in words. `refusals`: the statuses of errors, beside those that
-    any operation may have; `error`: the schema of these. `query`: parameters, and what they mean.
+    answer, which `answer` describes in words; as JSON it is a `shape`, or of that type; `also`:
+    other statuses that are answered so, in words. `refusals`: the statuses of errors, beside those
+    that any operation may have; `error`: the schema of these. `query`: parameters, and what they
+    mean.
     """
 
     method: str
@@ -71,7 +75,7 @@ class Operation(Struct, frozen=True, kw_only=True):
     request: type[Struct] | None = None
     takes: str = JSON
     answers: tuple[str, ...] = (JSON,)
-    shape: str = "object"
+    shape: type[Struct] | str = "object"
     status: int = 200
     also: dict[int, str] = {}
     refusals: tuple[int, ...] = ()
@@ -84,12 +88,12 @@ def openapi_document(
 ) -> dict[str, Any]:
     """Plain values, for `msgspec.json.encode`. `access` says who needs which key."""
     operations = list(operations)
-    bodies = {operation.request for operation in operations if operation.request is not None}
-    in_order = sorted(bodies, key=lambda body: body.__name__)
-    _, schemas = msgspec.json.schema_components(in_order, ref_template=_SCHEMAS)
+    structs = sorted(_structs(operations), key=lambda struct: struct.__qualname__)
+    shown, schemas = msgspec.json.schema_components(structs, ref_template=_SCHEMAS)
+    references = dict(zip(structs, shown, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        described = _described(operation, access)
+        described = _described(operation, access, references)
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
@@ -118,17 +122,21 @@ _SECURITY_SCHEMES: Final = {
 }
 
 
-def _described(operation: Operation, access: Access) -> dict[str, Any]:
+def _structs(operations: Iterable[Operation]) -> set[type[Struct]]:
+    used = [each for operation in operations for each in (operation.request, operation.shape)]
+    return {each for each in used if isinstance(each, type)}
+
+
+def _described(operation: Operation, access: Access, references: _References) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
         "summary": operation.summary,
         "parameters": _parameters(operation),
-        "responses": _responses(operation, access),
+        "responses": _responses(operation, access, references),
         "security": _security(operation.path, access),
     }
     if operation.request is not None:
-        schema = {"$ref": _SCHEMAS.format(name=operation.request.__name__)}
-        content = {operation.takes: {"schema": schema}}
+        content = {operation.takes: {"schema": references[operation.request]}}
         described["requestBody"] = {"required": True, "content": content}
     return described
 
@@ -150,26 +158,28 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
     return in_path + in_query
 
 
-def _responses(operation: Operation, access: Access) -> dict[str, Any]:
+def _responses(operation: Operation, access: Access, references: _References) -> dict[str, Any]:
     good = {operation.status: operation.answer, **operation.also}
     keyless = () if access.is_open(operation.path) else (401,)
-    responses = {status: _good(operation, meaning) for status, meaning in good.items()}
+    responses = {status: _good(operation, meaning, references) for status, meaning in good.items()}
     responses |= {
         status: _refusal(status, operation.error) for status in (*operation.refusals, *keyless)
     }
     return {str(status): responses[status] for status in sorted(responses)}
 
 
-def _good(operation: Operation, meaning: str) -> dict[str, Any]:
-    content = {media: _content(media, operation.shape) for media in operation.answers}
+def _good(operation: Operation, meaning: str, references: _References) -> dict[str, Any]:
+    shape = operation.shape
+    whole = {"type": shape} if isinstance(shape, str) else references[shape]
+    content = {media: _content(media, whole) for media in operation.answers}
     return {"description": meaning, "content": content}
 
 
-def _content(media: str, shape: str) -> dict[str, Any]:
+def _content(media: str, whole: dict[str, Any]) -> dict[str, Any]:
     """A schema of events would be one of each event."""
     if media == EVENTS:
         return {}
-    return {"schema": {"type": shape if media == JSON else "string"}}
+    return {"schema": whole if media == JSON else {"type": "string"}}
 
 
 def _refusal(status: int, name: str) -> dict[str, Any]:

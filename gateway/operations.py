@@ -18,6 +18,15 @@ from pagemesh.gateway.openai.schema import (
     GenerateRequest,
     TokenizeRequest,
 )
+from pagemesh.gateway.openai.shapes import (
+    ChatCompletion,
+    Completion,
+    Model,
+    ModelList,
+    Text,
+    Tokens,
+    Version,
+)
 from pagemesh.gateway.openapi import EVENTS, FORM, GENERATES, JSON, TEXT, Operation
 
 _PAGE: Final = {
@@ -76,6 +85,7 @@ OPERATIONS: Final = (
         summary="Answer a conversation",
         request=ChatRequest,
         answer="The answer; with stream, its pieces as events, then [DONE]",
+        shape=ChatCompletion,
         answers=(JSON, EVENTS),
         refusals=GENERATES,
     ),
@@ -85,6 +95,7 @@ OPERATIONS: Final = (
         summary="Go on with a text, or with token ids",
         request=CompletionRequest,
         answer="The text; with stream, its pieces as events, then [DONE]",
+        shape=Completion,
         answers=(JSON, EVENTS),
         refusals=GENERATES,
     ),
@@ -210,6 +221,7 @@ OPERATIONS: Final = (
         path="/v1/models",
         summary="List what may be asked for",
         answer="Models, their further names, and routes",
+        shape=ModelList,
         refusals=(503,),
     ),
     Operation(
@@ -217,6 +229,7 @@ OPERATIONS: Final = (
         path="/v1/models/{model}",
         summary="Show one model",
         answer="The model, with its longest context",
+        shape=Model,
         refusals=(404, 503),
     ),
     Operation(
@@ -225,6 +238,7 @@ OPERATIONS: Final = (
         summary="Make token ids of a text, or of a conversation",
         request=TokenizeRequest,
         answer="The ids, and the token of each if asked for",
+        shape=Tokens,
         refusals=GENERATES,
     ),
     Operation(
@@ -233,6 +247,7 @@ OPERATIONS: Final = (
         summary="Make text of token ids",
         request=DetokenizeRequest,
         answer="The text",
+        shape=Text,
         refusals=GENERATES,
     ),
     Operation(
@@ -309,6 +324,7 @@ OPERATIONS: Final = (
         path="/version",
         summary="Tell the version of the server",
         answer="The version",
+        shape=Version,
     ),
     Operation(
         method="GET",

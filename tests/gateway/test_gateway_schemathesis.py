@@ -15,7 +15,7 @@ from gateway_fakes import fake_tokenizer, running_gateway, say_hello, settings_f
 
 # Good bodies may be refused: a schema knows neither the vocabulary nor what excludes what. Times
 # may be too short (504). What has no key may not ask which methods an open route has. A pause would
-# hold all others.
+# hold all others. The fields of completions, and of render, are mostly those of chats.
 CONFIG: Final = """
 seed = 1
 continue-on-failure = true
