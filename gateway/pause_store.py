@@ -69,3 +69,16 @@ class PauseStore:
             self.stored = newest
             log.warning("mesh_paused" if newest.mode else "mesh_resumed", mode=newest.mode)
             self._on_change(newest.mode)
+
+
+def paused_too_long(waited_s: float) -> RequestError:
+    """For a request that was held, or cannot be."""
+    return RequestError(
+        f"The server is paused. A request waits for at most {waited_s:g} s until it goes on.",
+        status=503,
+        code="paused",
+    )
+
+
+def ended_by_pause() -> RequestError:
+    return RequestError("The server was paused and ended this request.", status=503, code="paused")

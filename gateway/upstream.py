@@ -20,6 +20,7 @@ from pagemesh.gateway.directory import ModelDirectory, not_ready
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.parting import LAST_REQUEST
+from pagemesh.gateway.pause_store import ended_by_pause, paused_too_long
 from pagemesh.gateway.pending import Pending, PendingCall, PendingGeneration, Question, Reply
 from pagemesh.shared.errors import SHUTTING_DOWN, LinkClosed, RequestError
 from pagemesh.shared.link import Link
@@ -97,7 +98,7 @@ class Upstream:
         if self.draining and not LAST_REQUEST.get():
             raise not_ready("it is shutting down")
         if self._paused and len(self._parked) >= MAX_HELD:
-            raise _paused(self._timeout_s)
+            raise paused_too_long(self._timeout_s)
 
     async def ask(self, question: Question) -> Reply:
         """The answer to one question. Raises the RequestError it was refused with.
@@ -118,7 +119,7 @@ class Upstream:
         self._paused = mode is not None
         if mode == "abort":
             for entry in self._generations():
-                entry.generation.fail(_aborted())
+                entry.generation.fail(ended_by_pause())
         if mode is None:
             self._place_parked()
 
@@ -317,16 +318,4 @@ class Upstream:
         self._leave(entry)
         log.error("request_given_up", request_id=entry.request_id, waited_s=self._timeout_s)
         late = not_ready(f"no service took the request within {self._timeout_s:g} s")
-        entry.fail(_paused(self._timeout_s) if self._paused else late)
-
-
-def _paused(waited_s: float) -> RequestError:
-    return RequestError(
-        f"The server is paused. A request waits for at most {waited_s:g} s until it goes on.",
-        status=503,
-        code="paused",
-    )
-
-
-def _aborted() -> RequestError:
-    return RequestError("The server was paused and ended this request.", status=503, code="paused")
+        entry.fail(paused_too_long(self._timeout_s) if self._paused else late)
