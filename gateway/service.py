@@ -157,8 +157,8 @@ class GatewayService:
         """A balancer that has not noticed yet is still answered for drain_notice_s; then until all
         is answered, and whoever was answered lately has had the time to ask again."""
         self._leaving = True
-        await self._batches.stop()
         try:
+            await self._batches.stop()
             await asyncio.sleep(self._runtime.settings.gateway.drain_notice_s)
             self._parting.begin(self._runtime.connections())
             await self.backend.upstream.drain()

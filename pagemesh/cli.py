@@ -59,6 +59,14 @@ def _dispatch(argv: Sequence[str]) -> int:
         from pagemesh.talk.cli import run_talk
 
         return run_talk(argv)
+    if argv[:1] == ["run-batch"]:
+        from pagemesh.batch.cli import run_batch
+
+        return run_batch(argv[1:])
+    if argv[:1] == ["collect-env"]:
+        from pagemesh.collect_env import run_collect_env
+
+        return run_collect_env(argv[1:])
     parser, by_command = _build_parsers()
     namespace, extras = parser.parse_known_args(normal_argv(argv))
     given = vars(namespace)
@@ -80,6 +88,8 @@ def _build_parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argume
         by_command[name] = _add_command(commands, name, help_text)
     commands.add_parser("chat", help="chat [TEXT]: talk to a running server in the terminal")
     commands.add_parser("complete", help="complete [TEXT]: what a running server makes of a text")
+    commands.add_parser("run-batch", help="run-batch -i FILE -o FILE: answer an OpenAI batch file")
+    commands.add_parser("collect-env", help="what this machine has, for a report of a fault")
     commands.add_parser("bench", help="bench serve|throughput|latency|startup: measure it")
     config = commands.add_parser("config", help="config show: each setting and its origin")
     actions = config.add_subparsers(dest="action", metavar="ACTION", required=True)

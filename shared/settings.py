@@ -202,7 +202,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str | None,
         _meta(
             "Where /v1/files and /v1/batches keep what is theirs: a folder that all gateways "
-            "of the mesh share; default: a folder in cache_dir, of this mesh_name and port"
+            "of the mesh share; default: a folder in data_dir, of this mesh_name and port"
         ),
     ] = None
     max_file_bytes: Annotated[int, _meta("Largest file that is kept"), Meta(ge=1024)] = 200 * 2**20

@@ -116,7 +116,7 @@ class BatchStore:
             for name in self.names(owner):
                 with suppress(RequestError, FileNotFoundError):
                     record = self.load(OpenBatch(owner, name))
-                    if record.ended and max(record.times.values()) < now_s - self._ttl_s:
+                    if record.ended_s < now_s - self._ttl_s:
                         self.delete(OpenBatch(owner, name))
 
     # -- for who holds the lease ------------------------------------------------------------------
@@ -136,19 +136,18 @@ class BatchStore:
         return self._of(batch) / "input.jsonl"
 
     def append(self, batch: OpenBatch, term: int, results: Iterable[Result]) -> None:
-        """In one write: a reader passes over a line without an end."""
+        """In one write: readers pass over what a full disk or a kill has cut off."""
         data = b"".join(msgspec.json.encode(result) + b"\n" for result in results)
-        with (self._of(batch) / f"results-{term}.jsonl").open("ab", buffering=0) as file:
+        with (self._of(batch) / f"results-{term}.jsonl").open("ab") as file:
             file.write(data)
 
     def results(self, batch: OpenBatch) -> Iterator[tuple[Result, Path, int]]:
         """Of every line answered so far, once, and where it lies (bytes from the file's start)."""
         seen: set[int] = set()
-        decoder = msgspec.json.Decoder(Result)
         for _, path in sorted(_by_term(self._of(batch), _RESULTS).items()):
             for offset, raw in _whole_lines(path):
-                result = decoder.decode(raw)
-                if result.line not in seen:
+                result = _result(raw)
+                if result is not None and result.line not in seen:
                     seen.add(result.line)
                     yield result, path, offset
 
@@ -180,6 +179,13 @@ def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             if raw.endswith(b"\n"):
                 yield offset, raw
             offset += len(raw)
+
+
+def _result(raw: bytes) -> Result | None:
+    try:
+        return msgspec.json.decode(raw, type=Result)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
 
 
 def _text(path: Path) -> str | None:

@@ -16,6 +16,7 @@ from yarl import URL
 
 from pagemesh.gateway.batches.lines import Answered
 from pagemesh.gateway.headers import REQUEST_ID
+from pagemesh.shared.access import OWNER
 
 _BUFFER_BYTES: Final = 2**16
 
@@ -40,10 +41,10 @@ class InnerRequests:
             for route in self._router.routes()
         )
 
-    async def post(self, path: str, body: bytes, request_id: str) -> Answered:
+    async def post(self, path: str, body: bytes, request_id: str, owner: str) -> Answered:
         """Who is cancelled meanwhile cancels what the request has begun."""
         request = self._request(path, body)
-        request[REQUEST_ID] = request_id
+        request[REQUEST_ID], request[OWNER] = request_id, owner
         found = await self._router.resolve(request)
         answer = await self._around(request, found.handler)
         content = answer.body if isinstance(answer, web.Response) else None

@@ -27,6 +27,10 @@ class _Asked(Struct):
     body: dict[str, Raw]
 
 
+class _Named(Struct):
+    custom_id: str | None = None
+
+
 class Line(NamedTuple):
     """One request. `number` counts from 1, as editors do; `body` is JSON."""
 
@@ -71,6 +75,14 @@ class Lines:
             raise bad("url", f"must be {' or '.join(allowed)} here", code="invalid_url")
         if _plain(asked.body.get("stream")):
             raise bad("body.stream", "must not be set: a batch answers as a whole")
+
+
+def custom_id_of(raw: bytes) -> str | None:
+    """Of a line that cannot be run, if it has one."""
+    try:
+        return msgspec.json.decode(raw, type=_Named).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def raw_lines(file: BinaryIO, max_bytes: int) -> Iterator[tuple[int, bytes]]:

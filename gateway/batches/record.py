@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final, Literal
 
 import msgspec
@@ -62,6 +63,11 @@ class BatchRecord(Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def ended_s(self) -> float:
+        """When it ended; inf while it has not."""
+        return self.times[f"{self.status}_at"] if self.ended else inf
 
     @property
     def expires_at_s(self) -> int:

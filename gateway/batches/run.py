@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,7 +28,6 @@ from pagemesh.gateway.batches.lines import (
     raw_lines,
     with_fields,
 )
-from pagemesh.gateway.batches.pace import Pace
 from pagemesh.gateway.batches.record import BatchRecord, Counts, Fault
 from pagemesh.gateway.batches.slots import Slots
 from pagemesh.gateway.pause_store import PauseStore
@@ -36,8 +36,8 @@ from pagemesh.shared.messages import LAST_PRIORITY
 WATCH_PERIOD_S: Final = 0.25
 SAVE_PERIOD_S: Final = 1.0
 MAX_UNAVAILABLE: Final = 5
-"""So often is 503 tried again: a request that ends every worker must not do so for a day. While the
-mesh is paused it is no fault of the request."""
+"""So often is 503 tried again, each time once there is an engine: a request that ends every worker
+must not do so for a day. A pause of the mesh is no fault of the request."""
 FIRST_WAIT_S: Final = 0.5
 LONGEST_WAIT_S: Final = 30.0
 _LAST: Final = {"priority": LAST_PRIORITY}
@@ -76,6 +76,9 @@ class BatchRun:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="batch")
         self._done: set[int] = set()
         self._n_ok = 0
+        self._n_out = 0
+        self._withdrawn: deque[Line] = deque()
+        self._one_ended = asyncio.Event()
         self._saved_s = 0.0
         self._record: BatchRecord
 
@@ -127,12 +130,31 @@ class BatchRun:
     async def _feed(self) -> End:
         raw, reader, slots = self._raw_lines(), Lines(self._record.endpoint), self._means.slots
         async with asyncio.TaskGroup() as group:
-            while (line := await self._do(self._next_line, raw, reader)) is not None:
-                pace = await slots.take(line.model)
+            while (line := await self._next_to_ask(raw, reader)) is not None:
+                await slots.until_free(line.model)
                 task = group.create_task(self._answer(line))
-                # A task that is cancelled before it began runs no `finally`.
-                task.add_done_callback(partial(_give_back, slots, pace))
+                slots.hold(task, line.model)
+                self._n_out += 1
+                task.add_done_callback(partial(self._ended, line))
         return "completed"
+
+    async def _next_to_ask(self, raw: Iterator[tuple[int, bytes]], reader: Lines) -> Line | None:
+        """None once nothing is out that might be withdrawn."""
+        while not self._withdrawn:
+            line = await self._do(self._next_line, raw, reader)
+            if line is not None:
+                return line
+            if not self._n_out and not self._withdrawn:
+                return None
+            self._one_ended.clear()
+            await self._one_ended.wait()
+        return self._withdrawn.popleft()
+
+    def _ended(self, line: Line, task: asyncio.Task[None]) -> None:
+        self._n_out -= 1
+        if task.cancelled() and line.number not in self._done:
+            self._withdrawn.append(line)
+        self._one_ended.set()
 
     def _next_line(self, raw: Iterator[tuple[int, bytes]], reader: Lines) -> Line | None:
         """The next one that has no answer."""
@@ -145,20 +167,22 @@ class BatchRun:
         answered = await self._ask(line)
         entry = Raw(answered_entry(line.custom_id, answered))
         result = Result(line.number, answered.ok, entry)
-        await self._do(self._store.append, self._batch, self._term, [result])
+        # It will be written, even if this task is withdrawn meanwhile.
         self._done.add(line.number)
         self._n_ok += answered.ok
+        await self._do(self._store.append, self._batch, self._term, [result])
 
     async def _ask(self, line: Line) -> Answered:
         """A refusal that is of the moment is tried again."""
         body, n_unavailable, wait_s = with_fields(line.body, _LAST), 0, FIRST_WAIT_S
+        request_id, owner = f"{self._batch.id}-{line.number}", self._batch.owner
         while True:
-            request_id = f"{self._batch.id}-{line.number}"
-            answered = await self._means.inner.post(line.url, body, request_id)
+            answered = await self._means.inner.post(line.url, body, request_id, owner)
             n_unavailable += answered.status == 503 and not self._means.pause.paused
             if answered.status not in (429, 503) or n_unavailable > MAX_UNAVAILABLE:
                 return answered
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+            await self._means.slots.until_served(line.model)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def _watch(self) -> End:
@@ -215,7 +239,3 @@ class BatchRun:
 
     async def _do(self, call: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, call, *args)
-
-
-def _give_back(slots: Slots, pace: Pace, _: asyncio.Task[None]) -> None:
-    slots.give_back(pace)

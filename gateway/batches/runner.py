@@ -44,7 +44,10 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Until cancelled."""
-        sweeping = asyncio.create_task(self._sweep())
+        beside = [
+            asyncio.create_task(self._sweep()),
+            asyncio.create_task(self._means.slots.run()),
+        ]
         try:
             while not self._stopped:
                 with suppress(*AWAY):
@@ -53,7 +56,8 @@ class BatchRunner:
                 await asyncio.sleep(LOOK_PERIOD_S)
             await asyncio.Event().wait()
         finally:
-            sweeping.cancel()
+            for task in beside:
+                task.cancel()
             await self.stop()
 
     async def stop(self) -> None:

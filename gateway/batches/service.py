@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -33,7 +34,7 @@ class BatchService:
             batches=BatchStore(folder, settings.files_ttl_s),
             files=FileStore(folder, limits),
             inner=InnerRequests(routes, word_errors, settings.max_body_bytes),
-            slots=Slots(backend.directory, settings.batch_concurrency),
+            slots=Slots(backend, settings.batch_concurrency),
             pause=backend.pause,
             max_line_bytes=settings.max_body_bytes + LINE_ROOM_BYTES,
         )
@@ -56,8 +57,8 @@ class BatchService:
 
 def files_folder(settings: Settings) -> Path:
     """Meshes of one user on one machine have different ports, and must not run each other's."""
-    given, mesh = settings.gateway.files_dir, settings.mesh.mesh_name
+    given, mesh = settings.gateway.files_dir, settings.mesh
     if given is not None:
         return Path(given).expanduser()
-    cache = Path(settings.model.cache_dir).expanduser()
-    return cache / "files" / f"{mesh}-{settings.gateway.port}"
+    name = f"files-{quote(mesh.mesh_name, safe='')}-{settings.gateway.port}"
+    return Path(mesh.data_dir).expanduser() / name

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean, median
@@ -34,9 +34,26 @@ def environment() -> dict[str, Any]:
     knows it is missing)."""
     return {
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-        "card": _card(),
+        "packages": package_versions(_PACKAGES),
+        "card": next(iter(cards()), None),
     }
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """None for a package that is missing."""
+    return {name: _version(name) for name in names}
+
+
+def cards() -> list[dict[str, str]]:
+    """All that `nvidia-smi` knows; none without it."""
+    try:
+        ran = subprocess.run(
+            _query(_CARD), capture_output=True, text=True, check=True, timeout=_TOOL_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split(", ") for line in ran.stdout.splitlines() if line]
+    return [dict(zip(_CARD, cells, strict=True)) for cells in rows]
 
 
 class CardSamples:
@@ -77,7 +94,7 @@ def sampled_card(*, on: bool = True) -> Iterator[CardSamples]:
         yield samples
         return
     process = subprocess.Popen(
-        _query(_SAMPLED, f"--loop-ms={_PERIOD_MS}"),
+        _query(_SAMPLED, "--id=0", f"--loop-ms={_PERIOD_MS}"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -106,21 +123,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _card() -> dict[str, str] | None:
-    try:
-        ran = subprocess.run(
-            _query(_CARD), capture_output=True, text=True, check=True, timeout=_TOOL_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    cells = ran.stdout.partition("\n")[0].split(", ")
-    return dict(zip(_CARD, cells, strict=True))
-
-
 def _query(fields: Sequence[str], *flags: str) -> list[str]:
     return [
         _TOOL,
-        "--id=0",
         f"--query-gpu={','.join(fields)}",
         "--format=csv,noheader,nounits",
         *flags,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,13 +18,11 @@ from msgspec.structs import replace
 
 from pagemesh.banner import gateway_url
 from pagemesh.bench.memory import MemoryPeaks, sample_tree
+from pagemesh.own_mesh import own_mesh
 from pagemesh.shared.errors import StartupError
 from pagemesh.shared.settings import LogSettings, Settings
-from pagemesh.shared.settings_sources import environ_of, is_ours
-from pagemesh.supervisor import guarded
 
 READY_TIMEOUT_S: Final = 600.0
-_STOP_MARGIN_S: Final = 10.0
 _POLL_S: Final = 0.01
 _SAMPLE_S: Final = 0.2
 _TAIL_LINES: Final = 10
@@ -54,8 +50,9 @@ async def measure_startup(settings: Settings) -> StartupRun:
     with TemporaryDirectory(prefix="pagemesh-bench-") as folder:
         log = Path(folder) / "serve.log"
         started_s = time.monotonic()
-        async with _serving(settings, log) as process:
-            return await _measured(process, settings, log, started_s)
+        with log.open("wb") as stderr:
+            async with own_mesh(replace(settings, log=_LOG), stderr) as process:
+                return await _measured(process, settings, log, started_s)
 
 
 async def _measured(
@@ -128,35 +125,6 @@ class _Client:
         async with self._session.post("/v1/completions", json=body) as answer:
             if answer.status != 200:
                 raise StartupError(f"the first request failed: {await answer.text()}")
-
-
-@asynccontextmanager
-async def _serving(settings: Settings, log: Path) -> AsyncIterator[Process]:
-    """`pagemesh serve` in a process of its own, stopped and gone when the block ends."""
-    inherited = {name: value for name, value in os.environ.items() if not is_ours(name)}
-    with log.open("wb") as stderr:
-        process = await asyncio.create_subprocess_exec(
-            *guarded((sys.executable, "-m", "pagemesh.cli", "serve")),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=stderr,
-            env={**inherited, **environ_of(replace(settings, log=_LOG))},
-        )
-    try:
-        yield process
-    finally:
-        await _stop(process, settings.mesh.drain_timeout_s + _STOP_MARGIN_S)
-
-
-async def _stop(process: Process, grace_s: float) -> None:
-    """SIGTERM, then SIGKILL; the services never outlive the launcher."""
-    with suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), grace_s)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 async def _until(done: Callable[[], Awaitable[bool]], process: Process, log: Path) -> None:

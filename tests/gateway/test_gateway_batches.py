@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from gateway_fakes import (
+    CARD,
     PIECES,
     Conversation,
     FakeTokenizer,
@@ -22,7 +23,7 @@ from gateway_fakes import (
 
 from pagemesh.gateway.batches import run
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import LAST_PRIORITY
+from pagemesh.shared.messages import LAST_PRIORITY, Capacity, EngineStats, EngineStatus
 from pagemesh.shared.settings import Settings
 
 KEYS = ["sk-one", "sk-two"]
@@ -32,7 +33,7 @@ ENDPOINT = "/v1/chat/completions"
 
 @pytest.fixture
 def settings(redis_url: str, mesh_name: str, tmp_path: Path) -> Settings:
-    limits = {"max_file_bytes": 20_000, "max_files_bytes": 60_000}
+    limits = {"max_file_bytes": 20_000, "max_files_bytes": 60_000, "batch_concurrency": 8}
     return settings_for(redis_url, mesh_name, api_key=KEYS, files_dir=str(tmp_path), **limits)
 
 
@@ -260,6 +261,39 @@ async def test_cancelling_frees_the_engine_and_keeps_what_is_answered(
 
 def _is_quick(talk: Conversation) -> bool:
     return bool((talk.generate.prompt.messages or [])[0]["content"] == "quick")
+
+
+async def test_what_is_out_makes_room_for_others_and_is_asked_again(
+    client: openai.AsyncOpenAI, tokenizer: FakeTokenizer
+) -> None:
+    """Of eight a quarter stays."""
+
+    def wide(running: int) -> EngineStatus:
+        capacity = Capacity(64, 64, 64, 100, "cpu")
+        return EngineStatus("engine-1", CARD, capacity, EngineStats(running))
+
+    go_on = asyncio.Event()
+
+    async def wait(talk: Conversation) -> None:
+        await go_on.wait()
+        if not talk.cancelled.is_set():
+            await say_hello(talk)
+
+    tokenizer.script = wait
+    tokenizer.push([wide(running=0)])
+    names = [f"r{i}" for i in range(8)]
+    batch = await started(client, *map(line, names))
+    await until_so(lambda: len(tokenizer.talks) == 8)
+    asked = list(tokenizer.talks.values())
+    tokenizer.push([wide(running=10)])
+    await until_so(lambda: sum(talk.cancelled.is_set() for talk in asked) == 6)
+    assert not any(talk.cancelled.is_set() for talk in asked[:2])
+    go_on.set()
+    tokenizer.push([wide(running=0)])
+    done = await until(client, batch.id, "completed")
+    found = [each["custom_id"] for each in await entries(client, done.output_file_id)]
+    assert found == names
+    assert len(tokenizer.talks) == 8 + 6
 
 
 async def test_what_is_refused_for_the_moment_is_tried_again(

@@ -32,7 +32,7 @@ ENDLESS: Final[dict[str, Any]] = {**STORY, "max_tokens": 1900, "ignore_eos": Tru
 FREED_S: Final = 3.0
 # A client's sockets are dealt out by a hash, so that many are needed to meet both gateways.
 N_CONNECTIONS: Final = 40
-N_LINES: Final = 24
+N_LINES: Final = 16
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +257,13 @@ def test_a_batch_outlives_the_gateway_that_runs_it(whole_mesh: MeshProcess) -> N
         assert [each["custom_id"] for each in answers] == [f"r{i}" for i in range(N_LINES)]
         for answer in answers:
             assert answer["response"]["body"]["usage"]["completion_tokens"] == 8
+        assert client.files.retrieve(done.output_file_id).purpose == "batch_output"
+        another = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+        )
+        client.batches.cancel(another.id)
+        wait_until(lambda: client.batches.retrieve(another.id).status == "cancelled", RECOVERY_S)
+        assert [each.id for each in client.batches.list(limit=1)] == [another.id, batch.id]
         assert {client.files.delete(each.id).deleted for each in client.files.list()} == {True}
 
 
