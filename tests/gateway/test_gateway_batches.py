@@ -320,16 +320,24 @@ async def test_no_pause_is_too_long_for_a_batch(
 ) -> None:
     monkeypatch.setattr(run, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(run, "LONGEST_WAIT_S", 0.01)
-    gateway.core.backend.upstream._timeout_s = 0.01
-    answered = gateway.core.backend.metrics.requests.ledger
-    await gateway.core.backend.pause.change("abort")
+    n_pauses = run.MAX_UNAVAILABLE + 1
+    pause = gateway.core.backend.pause
+
+    async def answer_at_last(talk: Conversation) -> None:
+        if len(tokenizer.talks) > n_pauses:
+            await say_hello(talk)
+
+    tokenizer.script = answer_at_last
     batch = await started(client, line("r0"))
-    await until_so(lambda: answered().received > 2 * run.MAX_UNAVAILABLE)
-    await gateway.core.backend.pause.change(None)
+    for n_asked in range(1, n_pauses + 1):
+        await until_so(lambda n_asked=n_asked: len(tokenizer.talks) == n_asked)
+        await pause.change("abort")
+        await list(tokenizer.talks.values())[-1].cancelled.wait()
+        await pause.change(None)
     done = await until(client, batch.id, "completed")
     assert done.request_counts is not None
     assert (done.request_counts.completed, done.request_counts.failed) == (1, 0)
-    assert len(tokenizer.talks) == 1
+    assert len(tokenizer.talks) == n_pauses + 1
 
 
 async def test_another_gateway_goes_on_where_one_stopped(

@@ -17,9 +17,10 @@ def test_a_file_is_answered_and_the_mesh_is_gone(
     tiny_settings: dict[str, str], tmp_path: Path
 ) -> None:
     lines = [
-        {"custom_id": name, "method": "POST", "url": url, "body": {"max_tokens": 4, **body}}
+        {"custom_id": name, "method": "POST", "url": url, "body": body}
         for name, url, body in (
-            ("text", "/v1/completions", {"prompt": "Once"}),
+            ("text", "/v1/completions", {"prompt": "Once", "max_tokens": 4}),
+            ("numbers", "/v1/embeddings", {"input": "Once"}),
             ("bad", "/v1/completions", {"prompt": "Once", "temperature": 9}),
         )
     ]
@@ -30,7 +31,8 @@ def test_a_file_is_answered_and_the_mesh_is_gone(
     done = subprocess.run([*command, *flags], env=clean_environ(), capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
-    assert "pagemesh: 1 requests answered, 1 failed" in done.stderr
+    assert "pagemesh: 2 requests answered, 1 failed" in done.stderr
     answers = {each["custom_id"]: each for each in map(json.loads, out.read_text().splitlines())}
     assert answers["text"]["response"]["body"]["usage"]["completion_tokens"] == 4
+    assert answers["numbers"]["response"]["body"]["data"][0]["embedding"]
     assert answers["bad"]["response"]["status_code"] == 400
