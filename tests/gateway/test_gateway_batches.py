@@ -170,6 +170,21 @@ async def test_what_is_no_good_file_is_refused_by_name(
     assert not parts_in(tmp_path)
 
 
+async def test_a_folder_that_cannot_be_used_costs_files_alone(
+    redis_url: str, mesh_name: str, tokenizer: FakeTokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    settings = settings_for(redis_url, mesh_name, files_dir=str(tmp_path / "file" / "folder"))
+    async with running_gateway(settings) as gateway, client_of(gateway) as client:
+        await gateway.until_ready()
+        with pytest.raises(openai.InternalServerError, match="--files-dir"):
+            await client.files.create(file=("a", b"x"), purpose="batch")
+        with pytest.raises(openai.InternalServerError, match="--files-dir"):
+            await client.batches.list()
+        answer = await client.completions.create(model="tiny", prompt="a")
+        assert answer.choices[0].text == TEXT
+
+
 async def test_another_key_finds_nothing(client: openai.AsyncOpenAI, gateway: Gateway) -> None:
     batch = await started(client, line("r1"))
     async with client_of(gateway, KEYS[1]) as other:
