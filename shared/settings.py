@@ -262,7 +262,8 @@ class MeshSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = None
     data_dir: Annotated[
-        str, _meta("Where an embedded Valkey keeps stored responses, and routes of run time")
+        str,
+        _meta("What is kept on this machine: files, and an embedded Valkey's responses and routes"),
     ] = "~/.local/share/pagemesh"
     mesh_name: Annotated[str, _meta("Prefix of this mesh's keys in Redis")] = "pagemesh"
     mesh_secret: Annotated[

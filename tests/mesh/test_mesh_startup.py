@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from mesh_process import clean_environ, free_port, serve_command
@@ -14,8 +15,9 @@ pytestmark = pytest.mark.mesh
 
 def sentence_of(*flags: str) -> str:
     """The last line of a `serve` that ends by itself."""
-    command = serve_command("--port", str(free_port()), *flags)
-    done = subprocess.run(command, capture_output=True, text=True, env=clean_environ())
+    with TemporaryDirectory() as data:
+        command = serve_command("--port", str(free_port()), "--data-dir", data, *flags)
+        done = subprocess.run(command, capture_output=True, text=True, env=clean_environ())
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
