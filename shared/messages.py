@@ -142,12 +142,22 @@ class WireError(NamedTuple):
 # -- gateway ⇄ tokenizer --------------------------------------------------------------------------
 
 
+class PromptExtras(NamedTuple):
+    """What few prompts ask for. `options` are variables that the chat template must know,
+    `chat_template` stands in for the model's; `documents` and these go with messages, `suffix`,
+    what stands behind the gap to fill, with a text. Of a prompt's tokens the last `truncate_tokens`
+    count; -1: as many as fit, 0: all."""
+
+    options: dict[str, str] = {}
+    documents: list[dict[str, Any]] = []
+    chat_template: str = ""
+    suffix: str = ""
+    truncate_tokens: int = 0
+
+
 class Prompt(NamedTuple):
-    """Exactly one of `messages`, `text` and `token_ids` is given. `tools`, `documents`,
-    `chat_template` (instead of the model's) and `options`, which the template must know, go with
-    messages; `suffix`, what stands behind the gap to fill, with a text. Of a prompt's tokens the
-    last `truncate_tokens` count; -1: as many as fit, 0: all. `field` is where it stood in the
-    client's request, unless that is `messages`."""
+    """Exactly one of `messages`, `text` and `token_ids` is given. `tools` go with messages. `field`
+    is where it stood in the client's request, unless that is `messages`."""
 
     messages: list[dict[str, Any]] | None = None
     text: str | None = None
@@ -157,12 +167,8 @@ class Prompt(NamedTuple):
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
-    documents: list[dict[str, Any]] = []
-    chat_template: str = ""
-    options: dict[str, str] = {}
-    suffix: str = ""
-    truncate_tokens: int = 0
     field: str = "prompt"
+    extras: PromptExtras | None = None
 
 
 LAST_PRIORITY: Final = 2**31 - 1

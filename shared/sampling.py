@@ -22,9 +22,9 @@ _MASK64 = (1 << 64) - 1
 _of_tokens = attrgetter(
     "allowed_token_ids", "bad_words", "logprob_token_ids", "thinking_token_budget"
 )
-_NOT_ASKED: tuple[Any, ...] = (None, [], [], None)
+_NOT_ASKED: tuple[Any, ...] = (None,) * 4
 _restrictions = attrgetter("structured_outputs", "allowed_token_ids", "bad_word_ids", "thinking")
-_UNRESTRICTED: tuple[Any, ...] = (None, None, [], None)
+_UNRESTRICTED: tuple[Any, ...] = (None,) * 4
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
@@ -71,10 +71,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     allowed_token_ids: list[int] | None = None
-    bad_words: list[str] = []
-    logprob_token_ids: list[int] = []
+    bad_words: list[str] | None = None
+    logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
-    bad_word_ids: list[list[int]] = []
+    bad_word_ids: list[list[int]] | None = None
     thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
@@ -110,12 +110,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
             raise _wrong("allowed_token_ids", "must not be empty", self.allowed_token_ids)
         if self.allowed_token_ids and self.structured_outputs is not None:
             raise ValueError("allowed_token_ids cannot be combined with structured outputs")
-        if len(self.bad_words) > MAX_BAD_WORDS or not all(self.bad_words):
+        words, ids = self.bad_words or [], self.logprob_token_ids or []
+        if len(words) > MAX_BAD_WORDS or not all(words):
             rule = f"takes at most {MAX_BAD_WORDS} words, none of them empty"
-            raise _wrong("bad_words", rule, len(self.bad_words))
-        if len(self.logprob_token_ids) > MAX_LOGPROB_TOKEN_IDS:
+            raise _wrong("bad_words", rule, len(words))
+        if len(ids) > MAX_LOGPROB_TOKEN_IDS:
             rule = f"takes at most {MAX_LOGPROB_TOKEN_IDS} ids"
-            raise _wrong("logprob_token_ids", rule, len(self.logprob_token_ids))
+            raise _wrong("logprob_token_ids", rule, len(ids))
         if self.logprob_token_ids and self.logprobs is None:
             raise ValueError("logprob_token_ids needs logprobs to be asked for")
         if (self.thinking_token_budget or 0) < 0:

@@ -93,8 +93,8 @@ def _encode(
     """The prompt's ids, which the model has room for, and its text if that is known or wanted."""
     prompt = generate.prompt
     text = text_model.text_of(prompt)
-    if prompt.truncate_tokens:
-        return _encode_end(text_model, generate, card, text)
+    if prompt.extras is not None and prompt.extras.truncate_tokens:
+        return _encode_end(text_model, generate, card, text, prompt.extras.truncate_tokens)
     if text is not None:
         check_text(prompt, text_model.vocabulary.min_tokens(text), card.max_model_len)
     ids = text_model.encode_as(prompt, text)
@@ -105,14 +105,14 @@ def _encode(
 
 
 def _encode_end(
-    text_model: TextModel, generate: Generate, card: ModelCard, text: str | None
+    text_model: TextModel, generate: Generate, card: ModelCard, text: str | None, most: int
 ) -> tuple[list[int], str | None]:
-    """`_encode` of a prompt of which the last tokens count. The text is theirs."""
+    """`_encode` of a prompt of which the last `most` tokens count, -1: as many as fit. The text is
+    theirs."""
     prompt, params = generate.prompt, generate.params
     n_units = len(prompt.token_ids or b"") // 4 if text is None else len(text)
     check_question(n_units, card.max_model_len, param=param_of(prompt))
     ids = text_model.encode_as(prompt, text)
-    most = prompt.truncate_tokens
     if most < 0:
         most = max(1, card.max_model_len - max(_room(params), params.max_tokens or 0))
     if len(ids) > most:
@@ -163,7 +163,7 @@ def _params_of_choice(params: SamplingParams, index: int, *, resumed: bool) -> S
         n=1,
         seed=child_seed(params.seed, index),
         stop=[],
-        bad_words=[],
+        bad_words=None,
         thinking_token_budget=None,
         # They come once, with the first delta of choice 0; a resumed choice has had one.
         prompt_logprobs=params.prompt_logprobs if index == 0 and not resumed else None,

@@ -108,7 +108,7 @@ def check_params(params: SamplingParams, text_model: TextModel) -> None:
     text_model.check_vocabulary(list(params.logit_bias), param="logit_bias")
     text_model.check_vocabulary(params.stop_token_ids, param="stop_token_ids")
     text_model.check_vocabulary(params.allowed_token_ids or [], param="allowed_token_ids")
-    text_model.check_vocabulary(params.logprob_token_ids, param="logprob_token_ids")
+    text_model.check_vocabulary(params.logprob_token_ids or [], param="logprob_token_ids")
     if len(params.stop) > MAX_STOPS or max(map(len, params.stop), default=0) > MAX_STOP_CHARS:
         raise RequestError(
             f"stop takes at most {MAX_STOPS} strings of at most {MAX_STOP_CHARS} characters",

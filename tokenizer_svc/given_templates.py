@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from pagemesh.shared.errors import RequestError, StartupError
-from pagemesh.shared.messages import Prompt
+from pagemesh.shared.messages import PromptExtras
 from pagemesh.tokenizer_svc.chat_form import ChatForm
 from pagemesh.tokenizer_svc.templates import ChatTemplate
 
@@ -41,12 +41,14 @@ class GivenTemplates:
         return template, ChatForm(template)
 
 
-def template_variables(prompt: Prompt, template: ChatTemplate, *, thinks: bool) -> dict[str, Any]:
-    """What the options and documents of `prompt` are to `template`; `thinks`: its model does.
+def template_variables(
+    extras: PromptExtras, template: ChatTemplate, *, thinks: bool
+) -> dict[str, Any]:
+    """What the options and documents of a prompt are to `template`; `thinks`: its model does.
     Raises RequestError (400) naming an option that the template does not know."""
     knows = template.variables
     found: dict[str, Any] = {}
-    for name, value in prompt.options.items():
+    for name, value in extras.options.items():
         own: dict[str, Any] = {name: value} if name in knows else {}
         if name == EFFORT:
             own |= dict.fromkeys(knows.intersection(_SWITCHES), value != "none")
@@ -54,10 +56,10 @@ def template_variables(prompt: Prompt, template: ChatTemplate, *, thinks: bool) 
         if not own and not is_met:
             raise _refused(name, "is not known to this model's chat template")
         found |= own
-    if prompt.documents:
+    if extras.documents:
         if "documents" not in knows:
             raise _refused("documents", "are not known to this model's chat template")
-        found["documents"] = prompt.documents
+        found["documents"] = extras.documents
     return found
 
 

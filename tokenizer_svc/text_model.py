@@ -81,7 +81,8 @@ class TextModel:
             return None
         if prompt.messages is not None:
             return self.render(prompt)
-        return self._with_suffix(prompt) if prompt.suffix else prompt.text or ""
+        text, extras = prompt.text or "", prompt.extras
+        return text if extras is None else self._with_suffix(text, extras.suffix)
 
     def encode_as(self, prompt: Prompt, text: str | None) -> list[int]:
         """`encode` when `text_of(prompt)` is known already."""
@@ -93,9 +94,9 @@ class TextModel:
 
     def render(self, prompt: Prompt) -> str:
         """The text of a chat. Raises RequestError (400), with the template's own message."""
-        template, form = self._template, self._form
-        if prompt.chat_template:
-            template, form = self._given_templates(prompt.chat_template)
+        template, form, extras = self._template, self._form, prompt.extras
+        if extras is not None and extras.chat_template:
+            template, form = self._given_templates(extras.chat_template)
         if template is None or form is None:
             raise RequestError(
                 "this model has no chat template: use completions, or start the server with "
@@ -106,9 +107,9 @@ class TextModel:
             raise RequestError("messages must not be empty", param="messages")
         chat = form.chat(prompt.messages, prompt.tools)
         variables = prompt.template_kwargs
-        if prompt.options or prompt.documents:
+        if extras is not None:
             thinks = self.parsers.reasoning != NONE
-            variables = {**template_variables(prompt, template, thinks=thinks), **variables}
+            variables = {**template_variables(extras, template, thinks=thinks), **variables}
         if prompt.tools:
             variables = {**variables, "tools": prompt.tools}
         if prompt.continue_final_message:
@@ -119,9 +120,11 @@ class TextModel:
             variables=variables,
         )
 
-    def _with_suffix(self, prompt: Prompt) -> str:
-        """A gap to fill, in the words that the model was trained on. Raises RequestError (400) for
-        a model that has none."""
+    def _with_suffix(self, text: str, suffix: str) -> str:
+        """A gap to fill, if there is a suffix, in the words that the model was trained on. Raises
+        RequestError (400) for a model that has none."""
+        if not suffix:
+            return text
         known = self.vocabulary.tokenizer.token_to_id
         marks = next((each for each in _GAP_MARKS if None not in map(known, each)), None)
         if marks is None:
@@ -131,7 +134,7 @@ class TextModel:
                 param="suffix",
             )
         before, gap, behind = marks
-        return f"{before}{prompt.text or ''}{gap}{prompt.suffix}{behind}"
+        return f"{before}{text}{gap}{suffix}{behind}"
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.vocabulary.decode(token_ids, skip_special_tokens=skip_special_tokens)

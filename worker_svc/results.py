@@ -78,9 +78,12 @@ class ResultBuilder:
         rows, tops, more = sampled.asked
         behind = ids.shape[1] - int(more.max())
         for i, row in enumerate(index[rows].tolist()):
-            own = [slice(1 + tops[i]), slice(behind, behind + more[i])]
-            packed_ids = b"".join([ids[i, part].tobytes() for part in own])
-            packed_values = b"".join([values[i, part].tobytes() for part in own])
+            width = 1 + int(tops[i])
+            packed_ids, packed_values = ids[i, :width].tobytes(), values[i, :width].tobytes()
+            if more[i]:
+                last = slice(behind, behind + int(more[i]))
+                packed_ids += ids[i, last].tobytes()
+                packed_values += values[i, last].tobytes()
             self._logprobs.append(LogprobRow(row, packed_ids, packed_values, int(ranks[i])))
 
     def _add_prompt(self, row: int, score: PromptScores) -> None:

@@ -117,6 +117,8 @@ class HostSamplingState:
     def logprob_ids(self, slots: Ints) -> tuple[Ints, Ints]:
         """Which further tokens those rows want the logprobs of: how many, int64[N], and which,
         int64[N, most of them], filled up with zeros."""
+        if not self._logprob_ids:
+            return np.zeros(len(slots), np.int64), np.empty((len(slots), 0), np.int64)
         wanted = [self._logprob_ids.get(slot, _NO_IDS) for slot in slots.tolist()]
         counts = np.array([*map(len, wanted)], np.int64)
         ids = np.zeros((len(wanted), counts.max(initial=0)), np.int64)

@@ -41,7 +41,7 @@ class TokenRules:
     """Of one answer."""
 
     def __init__(self, params: SamplingParams, vocab_tokens: int) -> None:
-        words = params.bad_word_ids
+        words = params.bad_word_ids or []
         allowed = params.allowed_token_ids
         self._vocab_tokens = vocab_tokens
         self._vocabulary = mask_of(range(vocab_tokens), vocab_tokens)

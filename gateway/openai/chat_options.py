@@ -10,7 +10,7 @@ from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.limits import EFFORTS, MAX_DOCUMENTS, VERBOSITIES
 from pagemesh.gateway.openai.prompts import truncation
 from pagemesh.gateway.openai.schema import ChatRequest
-from pagemesh.shared.messages import Prompt
+from pagemesh.shared.messages import Prompt, PromptExtras
 
 _OPTIONS: Final = {"reasoning_effort": EFFORTS, "verbosity": VERBOSITIES}
 _FIELDS: Final = (*_OPTIONS, "chat_template", "documents", "truncate_prompt_tokens")
@@ -23,12 +23,13 @@ def with_options(prompt: Prompt, body: ChatRequest, *, trusts_templates: bool) -
     tokenizer service can tell."""
     if _asked(body) == _NOT_ASKED:
         return prompt
-    return prompt._replace(
+    extras = PromptExtras(
         options={name: value for name in _OPTIONS if (value := _option(body, name))},
-        chat_template=_template(body.chat_template, trusts=trusts_templates),
         documents=_documents(body.documents or []),
+        chat_template=_template(body.chat_template, trusts=trusts_templates),
         truncate_tokens=truncation(body),
     )
+    return prompt._replace(extras=extras)
 
 
 def _option(body: ChatRequest, name: str) -> str | None:

@@ -54,8 +54,9 @@ _SAME_NAME: Final = (
 _same_values: Final = attrgetter(*_SAME_NAME)
 # What few requests ask for, so that others pay one comparison for all of it.
 _TOKEN_RULES: Final = ("allowed_token_ids", "bad_words", "logprob_token_ids")
-_token_rules: Final = attrgetter(*_TOKEN_RULES)
-_NOT_ASKED: Final = (None,) * len(_TOKEN_RULES)
+_RARE: Final = (*_TOKEN_RULES, "service_tier")
+_rare: Final = attrgetter(*_RARE)
+_NOT_ASKED: Final = (None,) * len(_RARE)
 
 
 class Seeds:
@@ -138,12 +139,12 @@ def _build(
     _check_request(request, card)
     named = zip(_SAME_NAME, _same_values(request), strict=True)
     given = {name: value for name, value in named if value is not None}
-    if _token_rules(request) != _NOT_ASKED:
-        given |= _checked_token_rules(request, card)
+    if _rare(request) != _NOT_ASKED:
+        given |= _rare_values(request, card)
     logit_bias = _logit_bias(request.logit_bias, card) if request.logit_bias else {}
     rule = structured_outputs(request)
     try:
-        values = {**card.defaults, **given, **fields}
+        values = card.defaults | given | fields if card.defaults else given | fields
         return SamplingParams(**values, logit_bias=logit_bias, structured_outputs=rule)
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
@@ -154,8 +155,6 @@ def _build(
 def _check_request(request: GenerationRequest, card: ModelCard) -> None:
     if request.temperature is not None and request.temperature > MAX_TEMPERATURE:
         raise bad("temperature", f"must be at most {MAX_TEMPERATURE}, got {request.temperature}")
-    if request.service_tier is not None and request.service_tier not in TIERS:
-        raise bad("service_tier", f"must be one of {', '.join(TIERS)}")
     if request.stream_options is not None and not request.stream:
         raise bad("stream_options", "needs stream to be true")
     if request.prompt_logprobs is not None and request.stream:
@@ -167,11 +166,13 @@ def _check_request(request: GenerationRequest, card: ModelCard) -> None:
         check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
 
 
-def _checked_token_rules(request: GenerationRequest, card: ModelCard) -> dict[str, Any]:
+def _rare_values(request: GenerationRequest, card: ModelCard) -> dict[str, Any]:
+    if request.service_tier is not None and request.service_tier not in TIERS:
+        raise bad("service_tier", f"must be one of {', '.join(TIERS)}")
     for name in ("allowed_token_ids", "logprob_token_ids"):
         check_vocabulary(getattr(request, name) or [], card, name)
-    rules = zip(_TOKEN_RULES, _token_rules(request), strict=True)
-    return {name: value for name, value in rules if value is not None}
+    rules = {name: getattr(request, name) for name in _TOKEN_RULES}
+    return {name: value for name, value in rules.items() if value is not None}
 
 
 def _check_stops(stops: object, param: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.schema import CompletionRequest, EmbeddingRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import ModelCard, Prompt
+from pagemesh.shared.messages import ModelCard, Prompt, PromptExtras
 from pagemesh.shared.wire import pack_ids
 
 MAX_CHOICES: Final = 1024
@@ -69,13 +69,14 @@ def split_prompts(
     """One Prompt for each in `value`, which is that of `field`. Raises RequestError (400)."""
     given = _split(field, value)
     field.check_count(len(given))
-    special = body.add_special_tokens is not False
-    empty = Prompt(add_special_tokens=special, truncate_tokens=truncation(body), field=field.name)
+    special, keep = body.add_special_tokens is not False, truncation(body)
+    extras = PromptExtras(truncate_tokens=keep) if keep else None
+    empty = Prompt(add_special_tokens=special, field=field.name, extras=extras)
     return [_prompt(field, prompt, empty, card) for prompt in given]
 
 
 def truncation(body: GenerationRequest | EmbeddingRequest) -> int:
-    """How many of the last tokens count, as in Prompt. Raises RequestError (400)."""
+    """How many of the last tokens count, as in PromptExtras. Raises RequestError (400)."""
     keep = body.truncate_prompt_tokens
     if keep is not None and (keep < -1 or keep == 0):
         raise bad("truncate_prompt_tokens", f"must be -1, or at least 1, got {keep}")
@@ -85,7 +86,8 @@ def truncation(body: GenerationRequest | EmbeddingRequest) -> int:
 def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
     if prompt.text is None or body.echo:
         raise bad("suffix", "needs a prompt of text, and no echo")
-    return prompt._replace(suffix=body.suffix or "")
+    extras = prompt.extras or PromptExtras()
+    return prompt._replace(extras=extras._replace(suffix=body.suffix or ""))
 
 
 def _split(field: PromptField, value: str | list[Any]) -> list[str] | list[list[int]]:
@@ -107,7 +109,7 @@ def _prompt(field: PromptField, given: str | list[int], empty: Prompt, card: Mod
         return empty._replace(text=given)
     if not given:
         raise bad(field.name, "must not be empty")
-    if not empty.truncate_tokens:
+    if empty.extras is None:
         field.check_context(card.max_model_len, len(given))
     check_vocabulary(given, card, field.name)
     return empty._replace(token_ids=pack_ids(given), add_special_tokens=False)

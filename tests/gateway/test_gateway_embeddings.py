@@ -22,6 +22,7 @@ from gateway_fakes import (
 from pagemesh.gateway.openai import embeddings
 from pagemesh.gateway.openai.embeddings import INPUT
 from pagemesh.shared.errors import RequestError
+from pagemesh.shared.messages import PromptExtras
 from pagemesh.shared.pooling import PoolingParams, pack_floats
 from pagemesh.shared.settings import Settings
 
@@ -112,7 +113,8 @@ async def test_fields_reach_the_mesh(gateway: Gateway, tokenizer: FakeTokenizer)
     [talk] = tokenizer.talks.values()
     generate, prompt = talk.generate, talk.generate.prompt
     assert generate.pooling == PoolingParams(pooling="last", dimensions=5, normalize=False)
-    assert (prompt.truncate_tokens, prompt.add_special_tokens) == (7, False)
+    assert prompt.extras == PromptExtras(truncate_tokens=7)
+    assert not prompt.add_special_tokens
     assert prompt.field == "input"
     placed = generate.priority, generate.cache_salt, generate.cache_key
     assert placed == (3, "pepper", "key")

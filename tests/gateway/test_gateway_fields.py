@@ -23,7 +23,7 @@ from gateway_fakes import (
 
 from pagemesh.gateway.openai.fields import CHAT_REFUSED, COMPLETION_REFUSED, HARMLESS
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest
-from pagemesh.shared.messages import Generate
+from pagemesh.shared.messages import Generate, PromptExtras
 from pagemesh.shared.settings import Settings
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.text_parsers import TextParsers
@@ -94,7 +94,7 @@ SHARED: dict[str, Row] = {
     "guided_regex": rule("guided_regex", "a", regex="a"),
     "guided_choice": rule("guided_choice", ["a"], choice=["a"]),
     "guided_grammar": rule("guided_grammar", "start: /a/", grammar="start: /a/"),
-    "truncate_prompt_tokens": Row(-1, "prompt.truncate_tokens", -1),
+    "truncate_prompt_tokens": Row(-1, "prompt.extras.truncate_tokens", -1),
     "allowed_token_ids": param("allowed_token_ids", [5, 6]),
     "bad_words": param("bad_words", ["no"]),
     "service_tier": Row("flex", "answer.service_tier", "flex"),
@@ -122,11 +122,11 @@ CHAT_ROWS: dict[str, Row] = SHARED | {
         {"tools": TOOLS, "tool_choice": "required"},
     ),
     "include_reasoning": Row(False, "text", "choices"),
-    "reasoning_effort": Row("low", "prompt.options", {"reasoning_effort": "low"}),
+    "reasoning_effort": Row("low", "prompt.extras.options", {"reasoning_effort": "low"}),
     "thinking_token_budget": param("thinking_token_budget", 9),
-    "verbosity": Row("high", "prompt.options", {"verbosity": "high"}),
+    "verbosity": Row("high", "prompt.extras.options", {"verbosity": "high"}),
     "chat_template": Row("x", "answer.error.param", "chat_template"),
-    "documents": Row([{"text": "x"}], "prompt.documents", [{"text": "x"}]),
+    "documents": Row([{"text": "x"}], "prompt.extras.documents", [{"text": "x"}]),
 }
 COMPLETION_ROWS: dict[str, Row] = SHARED | {
     "prompt": Row([1, 2], "prompt.token_ids", pack_ids([1, 2])),
@@ -139,7 +139,7 @@ COMPLETION_ROWS: dict[str, Row] = SHARED | {
     "return_tokens_as_token_ids": Row(
         True, "answer.choices.0.logprobs.tokens.0", "token_id:10", {"logprobs": 0}
     ),
-    "suffix": Row("!", "prompt.suffix", "!"),
+    "suffix": Row("!", "prompt.extras.suffix", "!"),
 }
 # Of the rows whose value is that of a request without the field, or that show elsewhere alone.
 SHOWN_ELSEWHERE = {
@@ -161,6 +161,8 @@ def found(place: str, generate: Generate | None, text: str) -> Any:
     for key in path:
         if isinstance(value, StructuredOutputsParams):
             value = msgspec.structs.asdict(value)
+        elif isinstance(value, PromptExtras):
+            value = value._asdict()
         value = value[int(key) if isinstance(value, list) else key]
     return value
 
@@ -341,7 +343,7 @@ async def test_a_template_of_a_request_is_rendered_where_that_is_allowed(
         status, _ = await gateway.post(CHAT, GOOD[CHAT] | {"chat_template": "{{ messages }}"})
     assert status == 200
     [talk] = tokenizer.talks.values()
-    assert talk.generate.prompt.chat_template == "{{ messages }}"
+    assert talk.generate.prompt.extras == PromptExtras(chat_template="{{ messages }}")
 
 
 async def test_a_prompt_of_ids_may_be_longer_than_a_context_if_its_end_counts(
@@ -354,7 +356,7 @@ async def test_a_prompt_of_ids_may_be_longer_than_a_context_if_its_end_counts(
     status, _ = await gateway.post(COMPLETIONS, body | {"truncate_prompt_tokens": 5})
     assert status == 200
     [talk] = tokenizer.talks.values()
-    assert talk.generate.prompt.truncate_tokens == 5
+    assert talk.generate.prompt.extras == PromptExtras(truncate_tokens=5)
 
 
 BAD = [

@@ -13,7 +13,7 @@ from small_tokenizers import byte_level_json, text_model, write_folder
 from tokenizers import AddedToken, Tokenizer
 
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import Prompt
+from pagemesh.shared.messages import Prompt, PromptExtras
 from pagemesh.shared.sampling import ThinkingBudget
 from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc import given_templates
@@ -40,8 +40,8 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return model_with(tmp_path_factory.mktemp("thinker"), THINKER, "<think>", "</think>")
 
 
-def chat(**fields: Any) -> Prompt:
-    return Prompt(messages=USER, **fields)
+def chat(**extras: Any) -> Prompt:
+    return Prompt(messages=USER, extras=PromptExtras(**extras) if extras else None)
 
 
 def test_an_effort_is_a_switch_where_the_template_has_only_that(thinker: TextModel) -> None:
@@ -91,7 +91,7 @@ def test_no_thought_may_be_asked_of_a_model_that_never_thinks(tmp_path: Path) ->
 def test_a_template_of_a_request_stands_in_for_the_models(byte_level: TextModel) -> None:
     given = "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ eos_token }}"
     assert byte_level.render(chat(chat_template=given)) == "[Hi]</s>"
-    again = chat(chat_template=given, continue_final_message=True)
+    again = chat(chat_template=given)._replace(continue_final_message=True)
     assert byte_level.render(again) == "[Hi"
 
 
@@ -122,7 +122,7 @@ def test_a_template_of_a_request_reaches_nothing_but_its_variables(byte_level: T
 def test_a_gap_is_worded_as_the_model_was_trained(tmp_path: Path) -> None:
     marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
     model = model_with(tmp_path, PLAIN, *marks)
-    prompt = Prompt(text="def f(", suffix="): pass", add_special_tokens=False)
+    prompt = Prompt(text="def f(", add_special_tokens=False, extras=PromptExtras(suffix="): pass"))
     first, gap, last = map(model.vocabulary.tokenizer.token_to_id, marks)
     ids = model.encode(prompt)
     assert (ids[0], ids[-1]) == (first, last)
@@ -131,7 +131,10 @@ def test_a_gap_is_worded_as_the_model_was_trained(tmp_path: Path) -> None:
 
 
 def test_a_gap_is_refused_where_no_token_stands_for_one(pipeline: Pipeline) -> None:
-    assert refused(pipeline, prompt=Prompt(text="a", suffix="b")).param == "suffix"
+    assert (
+        refused(pipeline, prompt=Prompt(text="a", extras=PromptExtras(suffix="b"))).param
+        == "suffix"
+    )
 
 
 @pytest.mark.parametrize("given", ["text", "ids"])
@@ -140,8 +143,11 @@ def test_of_a_long_prompt_the_last_tokens_count(byte_level: TextModel, given: st
     ids = ids_of(pipeline, "hello there " * 100)
     bare = generate(ids).prompt if given == "ids" else Prompt(text="hello there " * 100)
 
+    def cut(keep: int) -> Prompt:
+        return bare._replace(extras=PromptExtras(truncate_tokens=keep))
+
     def kept(keep: int, **fields: Any) -> list[int]:
-        request = generate(bare._replace(truncate_tokens=keep), f"r{keep}", **fields)
+        request = generate(cut(keep), f"r{keep}", **fields)
         admitted = pipeline.admit(request, card_of(byte_level, max_model_len=128))
         pipeline.close(request.request_id)
         assert admitted.prompt_text in (
@@ -154,23 +160,21 @@ def test_of_a_long_prompt_the_last_tokens_count(byte_level: TextModel, given: st
     assert kept(-1, max_tokens=28) == ids[-100:]
     assert kept(-1, max_tokens=None) == ids[-127:]
     assert kept(-1, max_tokens=0, prompt_logprobs=0) == ids[-128:]
-    assert refused(pipeline, prompt=bare._replace(truncate_tokens=500), max_tokens=1).code == (
-        "context_length_exceeded"
-    )
+    assert refused(pipeline, prompt=cut(500), max_tokens=1).code == ("context_length_exceeded")
 
 
 def test_too_much_text_to_cut_is_refused(pipeline: Pipeline) -> None:
-    prompt = Prompt(text="a" * (2**20 + 1), truncate_tokens=3)
+    prompt = Prompt(text="a" * (2**20 + 1), extras=PromptExtras(truncate_tokens=3))
     error = refused(pipeline, prompt=prompt)
     assert (error.status, error.param) == (413, "prompt")
 
 
 def test_bad_words_are_banned_alone_and_behind_a_space(pipeline: Pipeline) -> None:
     [submit] = admit(pipeline, bad_words=["hello", " the"])
-    found = submit.params.bad_word_ids
+    found = submit.params.bad_word_ids or []
     for text in ("hello", " hello", "the", " the"):
         assert ids_of(pipeline, text) in found
-    assert submit.params.bad_words == []
+    assert submit.params.bad_words is None
     pipeline.close(submit.request_id)
     assert refused(pipeline, bad_words=["  "]).param == "bad_words"
     assert refused(pipeline, bad_words=["a" * 1025]).param == "bad_words"
