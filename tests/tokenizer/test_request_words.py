@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Prompt, PromptExtras
 from pagemesh.shared.sampling import ThinkingBudget
+from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.wire import unpack_ids
 from pagemesh.tokenizer_svc import given_templates
 from pagemesh.tokenizer_svc.pipeline import Pipeline
@@ -193,6 +194,19 @@ def test_a_budget_of_reasoning_knows_who_opens_it(thinker: TextModel) -> None:
     off = chat(options={"reasoning_effort": "none"})
     [asked] = admit(pipeline, request_id="r2", prompt=off, thinking_token_budget=0)
     assert asked.params.thinking == ThinkingBudget(0, opening, closing)
+
+
+def test_where_a_rule_holds_from_the_beginning_no_reasoning_is_to_be_ended(
+    thinker: TextModel,
+) -> None:
+    rule = StructuredOutputsParams(regex="[ab]+")
+    pipeline = pipeline_of(thinker)
+    [behind] = admit(pipeline, prompt=chat(), thinking_token_budget=1, structured_outputs=rule)
+    assert behind.params.thinking is not None
+    off = chat(options={"reasoning_effort": "none"})
+    fields: dict[str, Any] = {"thinking_token_budget": 1, "structured_outputs": rule}
+    [at_once] = admit(pipeline, request_id="r2", prompt=off, **fields)
+    assert at_once.params.thinking is None
 
 
 def test_a_budget_of_reasoning_is_refused_where_none_is_marked(
