@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 from structlog.testing import capture_logs
+from worker_harness import CONFIG
 
 from pagemesh.shared.prepared import MANIFEST, PreparedModel
 from pagemesh.shared.settings import ModelSettings, Settings
@@ -41,7 +42,7 @@ def test_the_models_own_sampling_parameters_are_on_its_card_and_in_the_log(tmp_p
     ):
         model = ModelSettings(model=str(tmp_path), generation_config=setting)
         with capture_logs() as lines:
-            card = model_card(Settings(model=model), PREPARED, plan, torch.float32)
+            card = model_card(Settings(model=model), PREPARED, CONFIG, plan, torch.float32)
         assert (card.defaults, card.eos_token_ids) == (defaults, ends)
         [line] = lines
         assert line["event"] == "sampling_defaults"
