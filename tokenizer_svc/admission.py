@@ -75,9 +75,9 @@ def _worded(
         params = msgspec.structs.replace(params, bad_word_ids=ids)
     if params.thinking_token_budget is not None:
         thinking = thinking_budget(params.thinking_token_budget, text_model, prompt, text)
-        rule = params.structured_outputs
         # A rule that holds from the beginning leaves no reasoning to end.
-        if rule is None or rule.begins_after is not None:
+        held = params.structured_outputs
+        if held is None or held.begins_after is not None:
             params = msgspec.structs.replace(params, thinking=thinking)
     return params
 
