@@ -20,6 +20,7 @@ from pagemesh.gateway.headers import (
     CORS,
     REQUEST_ID,
     Origins,
+    check_encoding,
     choose_request_id,
     common_headers,
     preflight_response,
@@ -209,6 +210,7 @@ async def answer_preflight(request: web.Request, handler: Handler) -> web.Stream
 async def word_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every failure in the shape of its API. A bug costs its own request and is logged."""
     try:
+        check_encoding(request)
         return await handler(request)
     except RequestError as error:
         return _refusal(request, error)

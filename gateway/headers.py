@@ -10,6 +10,7 @@ from typing import Final
 from aiohttp import web
 
 from pagemesh.gateway.parting import LAST_REQUEST
+from pagemesh.shared.errors import RequestError
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
@@ -39,6 +40,17 @@ def choose_request_id(request: web.BaseRequest) -> str:
     """The client's own X-Request-Id when it is fit to be logged and echoed, else a new one."""
     given = request.headers.get("X-Request-Id", "")
     return given if is_sane_id(given) else f"req_{os.urandom(16).hex()}"
+
+
+def check_encoding(request: web.BaseRequest) -> None:
+    """Raises RequestError (415) for a body that is compressed: nothing here unpacks it."""
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is not None and encoding.lower() != "identity":
+        raise RequestError(
+            f"Send the body as it is: Content-Encoding {encoding[:40]!r} is not supported.",
+            status=415,
+            code="unsupported_content_encoding",
+        )
 
 
 class Origins:

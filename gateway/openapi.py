@@ -160,10 +160,11 @@ def _parameters(operation: Operation) -> list[dict[str, Any]]:
 
 def _responses(operation: Operation, access: Access, references: _References) -> dict[str, Any]:
     good = {operation.status: operation.answer, **operation.also}
-    keyless = () if access.is_open(operation.path) else (401,)
+    others = [] if access.is_open(operation.path) else [401]
+    others += [] if operation.request is None else [415]
     responses = {status: _good(operation, meaning, references) for status, meaning in good.items()}
     responses |= {
-        status: _refusal(status, operation.error) for status in (*operation.refusals, *keyless)
+        status: _refusal(status, operation.error) for status in (*operation.refusals, *others)
     }
     return {str(status): responses[status] for status in sorted(responses)}
 

@@ -125,6 +125,9 @@ async def serve(
             handler_cancellation=True,
             access_log=None,
             logger=ServerLog(),
+            # Some kilobytes may hold 32 MiB, which would be unpacked on the loop before any key is
+            # looked at.
+            auto_decompress=False,
             # After the drain only links and lost clients are left; they need no patience.
             shutdown_timeout=LAST_HANDLERS_S,
         )
