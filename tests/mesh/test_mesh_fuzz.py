@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from hostile_requests import Hostile, hostile, targets_of
 from mesh_parts import listen_to, told_alone
-from mesh_process import MeshProcess
+from mesh_process import SERVICES, MeshProcess
 
 pytestmark = pytest.mark.mesh
 AT_ONCE: Final = 16
@@ -25,7 +25,7 @@ PATIENCE_S: Final = {"reads": 5.0, "lingers": 0.05, "leaves": 0.05}
 async def test_hostile_requests_hurt_nobody(mesh: MeshProcess, pytestconfig: pytest.Config) -> None:
     n_requests = pytestconfig.getoption("fuzz_requests")
     seed = pytestconfig.getoption("fuzz_seed")
-    before, alone = {child.pid for child in mesh.children()}, told_alone(mesh.base_url)
+    before, alone = pids_of(mesh), told_alone(mesh.base_url)
     logged_bytes = mesh.log.stat().st_size
     outcomes: Counter[str] = Counter()
     async with aiohttp.ClientSession() as session:
@@ -40,11 +40,16 @@ async def test_hostile_requests_hurt_nobody(mesh: MeshProcess, pytestconfig: pyt
             told.append(await listen_to(mesh.base_url, session))
         await throwing
     assert set(told) == {alone}
-    assert {child.pid for child in mesh.children()} == before
+    assert pids_of(mesh) == before
     lines = mesh.log.read_bytes()[logged_bytes:].splitlines()
     assert [line for line in lines if json.loads(line)["level"] in ("error", "critical")] == []
     assert outcomes["200"]
     assert outcomes["reads"] < n_requests / 100, outcomes
+
+
+def pids_of(mesh: MeshProcess) -> list[int]:
+    """Of the services. The process that tries rules may end, and is started again."""
+    return [mesh.child(name).pid for name in (*SERVICES, "valkey")]
 
 
 async def throw_all(url: str, drawn: Iterator[tuple[str, Hostile]], outcomes: Counter[str]) -> None:
@@ -52,7 +57,8 @@ async def throw_all(url: str, drawn: Iterator[tuple[str, Hostile]], outcomes: Co
         answer = await thrown(url, request)
         status = status_of(answer)
         where = f"{name}: {request.about}: {request.data[:300]!r} -> {answer[:600]!r}"
-        assert status is None or 200 <= status < 500, where
+        in_time = status != 504 or b'"timeout":' not in request.data
+        assert status is None or 200 <= status < 500 or not in_time, where
         outcomes[str(status or request.end)] += 1
 
 
