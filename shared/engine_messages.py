@@ -19,7 +19,8 @@ class Submit(NamedTuple):
     `group` share a prompt: choices above 0 fork the blocks of choice 0.
 
     One that `parks` gets one token, then stays with its blocks until it is ended or others need
-    them; who begins with its prompt, and names its key as `parent`, forks them."""
+    them; who begins with its prompt, and names its key as `parent`, forks them. For an engine in
+    which nobody else decodes, who would preempt it."""
 
     key: int
     request_id: str

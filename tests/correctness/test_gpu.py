@@ -9,8 +9,9 @@ import pytest
 import torch
 from greedy import Ids, greedy_ids
 
-from pagemesh import LLM, SamplingParams
+from pagemesh import LLM, PoolingParams, RequestOutput, SamplingParams
 from pagemesh.outputs import Logprob
+from pagemesh.shared.pooling import Pooling
 
 pytestmark = [pytest.mark.gpu, pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -132,3 +133,30 @@ def test_bfloat16_does_not_depend_on_how_steps_are_launched(prompt_ids: Ids) -> 
         greedy_ids(on_card(dtype="bfloat16", **one), prompt_ids, prompt_ids) for one in settings
     ]
     assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_embeddings_are_the_cpus(
+    make_llm: Callable[..., LLM], prompt_ids: Ids, pooling: Pooling
+) -> None:
+    """In chunks beside one another, then (the last) from the cache; in graphs and without."""
+    prompts: list[Any] = [{"prompt_token_ids": ids} for ids in prompt_ids.values()]
+    params = PoolingParams(pooling=pooling)
+    wanted = torch.tensor([one.outputs.embedding for one in make_llm().embed(prompts, params)])
+    for settings in ({}, {"enforce_eager": True, "max_num_batched_tokens": 37}):
+        llm = on_card(**settings)
+        for _ in range(2):
+            found = [one.outputs.embedding for one in llm.embed(prompts, params)]
+            torch.testing.assert_close(torch.tensor(found), wanted, rtol=0, atol=2e-4)
+
+
+def test_beams_are_the_cpus(make_llm: Callable[..., LLM], prompt_ids: Ids) -> None:
+    prompts: list[Any] = [{"prompt_token_ids": ids} for ids in prompt_ids.values()]
+    wanted = make_llm().beam_search(prompts, 3, 10)
+    found = on_card().beam_search(prompts, 3, 10)
+    same = [ids_of(one) == ids_of(other) for one, other in zip(found, wanted, strict=True)]
+    assert sum(same) >= len(same) - 2, "more than near ties"
+
+
+def ids_of(output: RequestOutput) -> list[list[int]]:
+    return [choice.token_ids for choice in output.outputs]
