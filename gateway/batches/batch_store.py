@@ -72,14 +72,19 @@ class BatchStore:
         write_whole(self._folder / "open" / record.id, owner.encode())
 
     def load(self, batch: OpenBatch) -> BatchRecord:
-        """As its runner left it, or as it was asked to be. Raises RequestError (404)."""
+        """As its runner left it, or as it was asked to be. Raises RequestError: 404, 409 for what
+        another version wrote."""
         folder = self._of(batch)
         states = _by_term(folder, _STATES) if is_name(BATCH, batch.id) else {}
         if not states:
             message = f"No such Batch object: {batch.id[:64]}"
             raise RequestError(message, status=404, code="batch_not_found")
         found = states[max(states)].read_bytes()
-        record = msgspec.json.decode(found, type=BatchRecord)
+        try:
+            record = msgspec.json.decode(found, type=BatchRecord)
+        except msgspec.MsgspecError as error:
+            message = f"{batch.id} was written by another version: {error}"
+            raise RequestError(message, status=409) from error
         cancelled_s = self.cancelled_s(batch)
         return record if cancelled_s is None else record.asked_to_cancel(cancelled_s)
 
@@ -190,6 +195,6 @@ def _result(raw: bytes) -> Result | None:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except FileNotFoundError:
         return None

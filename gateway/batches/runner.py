@@ -43,7 +43,7 @@ class BatchRunner:
         return len(self._runs)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled or stopped."""
         beside = [
             asyncio.create_task(self._sweep()),
             asyncio.create_task(self._means.slots.run()),
@@ -54,7 +54,6 @@ class BatchRunner:
                     await self._keep_leases()
                     await self._take_open()
                 await asyncio.sleep(LOOK_PERIOD_S)
-            await asyncio.Event().wait()
         finally:
             for task in beside:
                 task.cancel()
@@ -92,7 +91,7 @@ class BatchRunner:
 
     async def _take(self, batch: OpenBatch) -> None:
         lease = await self._leases.claim(batch.id, self._holder)
-        if lease is not None:
+        if lease is not None and not self._stopped:
             self._held[batch.id] = lease
             self._runs[batch.id] = asyncio.create_task(self._run(batch, lease))
 
@@ -100,11 +99,12 @@ class BatchRunner:
         log.info("batch_taken", batch=batch.id, term=lease.term)
         try:
             await BatchRun(self._means, batch, lease.term).run()
-        except RequestError:
-            await asyncio.to_thread(self._means.batches.close, batch)  # its folder is gone
         except LeaseLost as lost:
             log.warning("batch_lease_lost", batch=lost.batch)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, RequestError) and error.status == 404:  # its folder is gone
+                await asyncio.to_thread(self._means.batches.close, batch)
+                return
             self._not_before_s[batch.id] = time.monotonic() + RETRY_S
             log.exception("batch_failed", batch=batch.id, effect=f"tried again in {RETRY_S:g} s")
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import BinaryIO, Final
 
@@ -18,6 +17,8 @@ PIECE_BYTES: Final = 2**20
 MAX_FIELD_BYTES: Final = 1024
 MAX_PARTS: Final = 16
 MAX_FILENAME_CHARS: Final = 255
+# Of a body, at most what is not the file.
+_FORM_BYTES: Final = 2**16
 
 
 class Form:
@@ -51,9 +52,6 @@ async def read_form(request: web.Request, store: FileStore, owner: str, out: Bin
     return form
 
 
-_FORM_BYTES: Final = 2**16
-
-
 async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
     n_parts = 0
     async for part in await request.multipart():
@@ -66,10 +64,10 @@ async def _parts(request: web.Request) -> AsyncIterator[BodyPartReader]:
 
 
 async def _write(part: BodyPartReader, store: FileStore, room_bytes: int, out: BinaryIO) -> int:
+    """Over what an earlier part of that name has written. Returns the size in bytes."""
     out.seek(0)
-    await asyncio.to_thread(out.truncate)
-    n_bytes = 0
-    pieces = bytearray()
+    await on_disk(out.truncate)
+    n_bytes, pieces = 0, bytearray()
     while chunk := await part.read_chunk():
         n_bytes += len(chunk)
         store.check_size(n_bytes, room_bytes)
