@@ -101,9 +101,13 @@ def _kind(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
         return " or ".join(kind for kind in kinds if kind != "null")
     if "enum" in schema:
         return " or ".join(map(repr, schema["enum"]))
-    items = f" of {_kind(schema['items'], schemas)}" if "items" in schema else ""
-    limits = [f"{sign} {schema[name]:g}" for name, sign in _LIMITS.items() if name in schema]
+    items = f" of {_grouped(_kind(schema['items'], schemas))}" if "items" in schema else ""
+    limits = [f"{sign} {schema[name]}" for name, sign in _LIMITS.items() if name in schema]
     return ", ".join([schema.get("type", "any") + items, *limits])
+
+
+def _grouped(kind: str) -> str:
+    return f"({kind})" if " or " in kind else kind
 
 
 def _resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:

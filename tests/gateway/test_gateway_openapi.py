@@ -62,6 +62,13 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'>)]+)""", page) == ["openapi.json"]
 
 
+def test_the_page_tells_types_and_limits() -> None:
+    page = unescape(docs_page(DOCUMENT))
+    assert "<code>temperature</code><td>number, ≥ 0, ≤ 2.0\n" in page
+    assert "<code>max_tokens</code><td>integer, ≥ 0, ≤ 2147483647\n" in page
+    assert "<code>prompt *</code><td>string or array of (string or integer" in page
+
+
 def test_keys_are_asked_for_as_the_rule_says() -> None:
     def security(path: str, method: str) -> list[dict[str, list[str]]]:
         return DOCUMENT["paths"][path][method]["security"]
