@@ -38,7 +38,7 @@ def test_what_can_be_followed_passes_again_and_again(rules: Rules) -> None:
     [
         ({"regex": "(a"}, "unclosed group"),
         ({"regex": "(" * 50_000}, "invalid regex"),
-        ({"json": "{"}, "expected"),
+        ({"json": "{"}, "EOF while parsing"),
         ({"json": {"type": "object", "properties": {"foo": "bar"}}}, "schema"),
         ({"grammar": "no grammar"}, "convert the grammar"),
         ({"grammar": f'start: a0\n{CHAIN}a50000: "x"'}, TOO_LARGE),
