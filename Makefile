@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := tests/clients/apart
+CLIENTS_VENV := build/clients
+CLIENTS_PYTHON ?= $(PYTHON)
 MODEL ?= smollm2-135m-instruct
 ARGS ?=
 ROOMS := gateway kernels scheduler_svc shared tokenizer_svc worker_svc
@@ -10,7 +13,7 @@ TRITON := triton==3.6.0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	--constraint constraints.txt
 
-.PHONY: serve test compose chaos fuzz lint docs format clean
+.PHONY: serve test test-clients compose chaos fuzz lint docs format clean
 
 serve: $(VENV)/serve.installed
 	@$(BIN)/pagemesh serve $(MODEL) $(ARGS)
@@ -18,6 +21,13 @@ serve: $(VENV)/serve.installed
 # Two processes: many tests wait, and those that compute leave a core now and then.
 test: $(VENV)/dev.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Released clients with much in tow, in an environment without pagemesh; those of npm where it is.
+# Then forced calls and nested schemas, a hundred times each.
+test-clients: $(VENV)/dev.installed $(CLIENTS_VENV)/clients.installed
+	cd $(CLIENTS) && $(CURDIR)/$(CLIENTS_VENV)/bin/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 0 --timeout 900 --runs 100 -k whatever_is_drawn \
+		tests/mesh/test_mesh_structured.py tests/mesh/test_mesh_tools.py
 
 # compose.yaml at length, its containers being network namespaces: root, iproute2 and haproxy.
 compose: $(VENV)/dev.installed
@@ -54,11 +64,18 @@ clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
 
 # A system without ensurepip (Debian's python3 without python3-venv) lends its own pip.
+define create_venv
+	@echo "creating $(1)"
+	@$(2) -m venv $(1) >/dev/null 2>&1 || { \
+		$(2) -m venv --clear --without-pip $(1) && \
+		$(2) -m pip --python $(1)/bin/python install --quiet pip; }
+endef
+
 $(BIN)/python:
-	@echo "creating $(VENV)"
-	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
-		$(PYTHON) -m venv --clear --without-pip $(VENV) && \
-		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	$(call create_venv,$(VENV),$(PYTHON))
+
+$(CLIENTS_VENV)/bin/python:
+	$(call create_venv,$(CLIENTS_VENV),$(CLIENTS_PYTHON))
 
 $(VENV)/serve.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing pagemesh and what it needs into $(VENV) (the first time takes minutes)"
@@ -70,3 +87,11 @@ $(VENV)/dev.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP_INSTALL) --editable '.[dev]'
 	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP_INSTALL) '$(TRITON)'
 	@touch $@ $(VENV)/serve.installed
+
+$(CLIENTS_VENV)/clients.installed: $(addprefix $(CLIENTS)/,requirements.txt constraints.txt \
+		node/package.json node/package-lock.json) | $(CLIENTS_VENV)/bin/python
+	@echo "installing the clients into $(CLIENTS_VENV) (the first time takes minutes)"
+	@$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--requirement $(CLIENTS)/requirements.txt --constraint $(CLIENTS)/constraints.txt
+	@if command -v npm >/dev/null; then npm ci --silent --prefix $(CLIENTS)/node; fi
+	@touch $@

@@ -53,9 +53,17 @@ if not _sees_a_gpu():
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Of `tests/mesh/test_mesh_fuzz.py`; `make fuzz` gives them."""
+    """For tests of which `make fuzz` and `make test-clients` want more."""
     parser.addoption("--fuzz-requests", type=int, default=1000, help="how many hostile requests")
+    parser.addoption("--runs", type=int, default=6, help="how many answers of a form are drawn")
     parser.addoption("--fuzz-seed", default="0", help="what they are drawn from")
+
+
+@pytest.fixture(scope="session")
+def n_runs(pytestconfig: pytest.Config) -> int:
+    """How often an answer is asked for that may be any, but of a form."""
+    runs: int = pytestconfig.getoption("--runs")
+    return runs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

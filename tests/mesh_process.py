@@ -63,8 +63,8 @@ def _is_named(process: psutil.Process, name: str) -> bool:
     return command[-2:] == ["pagemesh.cli", name]
 
 
-def serve_command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "pagemesh.cli", "serve", *flags]
+def serve_command(*flags: str, python: str = sys.executable) -> list[str]:
+    return [python, "-m", "pagemesh.cli", "serve", *flags]
 
 
 def clean_environ() -> dict[str, str]:
@@ -77,21 +77,24 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
-    """Serve on a free port until the block ends; ready when the block begins."""
-    with starting_mesh(folder, *flags) as mesh:
+def running_mesh(folder: Path, *flags: str, python: str = sys.executable) -> Iterator[MeshProcess]:
+    """Serve on a free port until the block ends; ready when the block begins. `python`: that of
+    an environment with pagemesh."""
+    with starting_mesh(folder, *flags, python=python) as mesh:
         _wait_for_banner(mesh)
         yield mesh
 
 
 @contextmanager
-def starting_mesh(folder: Path, *flags: str) -> Iterator[MeshProcess]:
+def starting_mesh(folder: Path, *flags: str, python: str = sys.executable) -> Iterator[MeshProcess]:
     """As `running_mesh`, but the block begins at once."""
     port = free_port()
     log = folder / "mesh.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            serve_command("--port", str(port), "--data-dir", str(folder / "data"), *flags),
+            serve_command(
+                "--port", str(port), "--data-dir", str(folder / "data"), *flags, python=python
+            ),
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

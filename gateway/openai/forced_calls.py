@@ -59,14 +59,15 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
 
 
 def _moved(value: Any, place: str) -> Any:
-    """`value` with its references into the document's root turned to `place`."""
+    """`value` with its references into the document's root turned to `place`. LiteLLM leaves
+    their # out where it speaks to /v1/messages."""
     if isinstance(value, list):
         return [_moved(child, place) for child in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: place + child[1:]
-        if key == "$ref" and isinstance(child, str) and child.startswith("#")
+        key: place + child.removeprefix("#")
+        if key == "$ref" and isinstance(child, str) and child.startswith(("#", "/"))
         else _moved(child, place)
         for key, child in value.items()
     }

@@ -11,7 +11,7 @@ import pytest
 from mesh_process import MeshProcess
 
 pytestmark = pytest.mark.mesh
-RUNS = 8
+MAX_AT_ONCE = 8
 TOOL: Any = {
     "type": "function",
     "function": {
@@ -52,7 +52,7 @@ def test_the_stream_helper_gets_what_the_whole_answer_says(mesh: MeshProcess) ->
     assert told.prompt_tokens > plain.prompt_tokens + 50
 
 
-def test_forced_calls_are_valid_whatever_is_drawn(mesh: MeshProcess) -> None:
+def test_forced_calls_are_valid_whatever_is_drawn(mesh: MeshProcess, n_runs: int) -> None:
     drawn: dict[str, Any] = {**ASK, "tools": [TOOL], "temperature": 1, "max_tokens": 200}
     named = {"type": "function", "function": {"name": "get_weather"}}
 
@@ -68,5 +68,5 @@ def test_forced_calls_are_valid_whatever_is_drawn(mesh: MeshProcess) -> None:
             assert answer.finish_reason == "tool_calls"
             assert set(json.loads(call.function.arguments)) == {"city"}
 
-    with ThreadPoolExecutor(RUNS) as threads:
-        list(threads.map(run, range(RUNS)))
+    with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
+        list(threads.map(run, range(n_runs)))
