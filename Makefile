@@ -27,7 +27,7 @@ test: $(VENV)/dev.installed
 test-clients: $(VENV)/dev.installed $(CLIENTS_VENV)/clients.installed
 	cd $(CLIENTS) && $(CURDIR)/$(CLIENTS_VENV)/bin/python -m pytest $(ARGS)
 	$(BIN)/python -m pytest -n 0 --timeout 900 --runs 100 -k whatever_is_drawn \
-		tests/mesh/test_mesh_structured.py tests/mesh/test_mesh_tools.py
+		tests/clients/test_openai_structured.py tests/clients/test_openai_tools.py
 
 # compose.yaml at length, its containers being network namespaces: root, iproute2 and haproxy.
 compose: $(VENV)/dev.installed

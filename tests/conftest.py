@@ -55,8 +55,8 @@ if not _sees_a_gpu():
 def pytest_addoption(parser: pytest.Parser) -> None:
     """For tests of which `make fuzz` and `make test-clients` want more."""
     parser.addoption("--fuzz-requests", type=int, default=1000, help="how many hostile requests")
-    parser.addoption("--runs", type=int, default=6, help="how many answers of a form are drawn")
     parser.addoption("--fuzz-seed", default="0", help="what they are drawn from")
+    parser.addoption("--runs", type=int, default=6, help="how many answers of a form are drawn")
 
 
 @pytest.fixture(scope="session")

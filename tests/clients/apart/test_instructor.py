@@ -45,3 +45,10 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     taught = instructor.from_openai(client)
     with pytest.raises(InstructorRetryException, match="model_not_found"):
         taught.create(response_model=Person, max_retries=1, **{**ASK, "model": "no-such-model"})
+
+
+def test_a_nested_model_by_the_responses_api(client: openai.OpenAI) -> None:
+    taught = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
+    ask = {"model": MODEL, "input": INVENT, "max_output_tokens": 400, "temperature": 1}
+    person = taught.responses.create(response_model=Person, max_retries=1, **ask)
+    assert isinstance(person, Person)

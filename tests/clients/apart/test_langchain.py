@@ -1,4 +1,4 @@
-"""langchain-openai: ChatOpenAI and OpenAI."""
+"""langchain-openai: ChatOpenAI, OpenAI and OpenAIEmbeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asked import CAPITAL, INVENT, KEY, MODEL, STORY, TOO_LONG, WEATHER, City, P
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 
 @tool(args_schema=City)
@@ -93,6 +93,23 @@ def test_text_completion(told: dict[str, Any]) -> None:
     whole = llm.invoke("The capital of France is")
     assert "Paris" in whole
     assert "".join(llm.stream("The capital of France is")) == whole
+
+
+def test_the_responses_api(told: dict[str, Any], llm: ChatOpenAI) -> None:
+    by_responses = ChatOpenAI(**told, temperature=0, max_tokens=24, use_responses_api=True)
+    answer = by_responses.invoke(CAPITAL)
+    assert answer.text == llm.invoke(CAPITAL).content
+    streamed = added_up(by_responses.stream(CAPITAL))
+    assert streamed.text == answer.text
+    assert streamed.usage_metadata["output_tokens"] == answer.usage_metadata["output_tokens"]
+
+
+def test_embeddings(told: dict[str, Any]) -> None:
+    """Texts go as they are: their ids, which LangChain sends otherwise, are of OpenAI's models."""
+    embeddings = OpenAIEmbeddings(**told, check_embedding_ctx_length=False)
+    one, other = embeddings.embed_documents(["A cat.", "Interest rates."])
+    assert embeddings.embed_query("A cat.") == pytest.approx(one, abs=1e-4)
+    assert len(one) == len(other) == 576
 
 
 def test_errors_are_told_apart(told: dict[str, Any], llm: ChatOpenAI) -> None:

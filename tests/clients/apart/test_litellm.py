@@ -92,3 +92,17 @@ def test_text_completion(base_url: str) -> None:
         temperature=0,
     )
     assert "Paris" in answer.choices[0].text
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_embeddings(base_url: str, provider: str) -> None:
+    ask = {"model": f"{provider}/{MODEL}", "api_base": base_url, "api_key": KEY}
+    answer = litellm.embedding(**ask, input=["A cat.", "Interest rates."])
+    assert [len(row["embedding"]) for row in answer.data] == [576, 576]
+    assert answer.usage.prompt_tokens > 0
+
+
+def test_responses(base_url: str) -> None:
+    ask = {"model": f"openai/{MODEL}", "api_base": base_url, "api_key": KEY}
+    answer = litellm.responses(**ask, input=CAPITAL, temperature=0, max_output_tokens=24)
+    assert "Paris" in answer.output_text

@@ -10,6 +10,7 @@ import pytest
 from asked import CAPITAL, INVENT, KEY, MODEL, STORY, TOO_LONG, WEATHER, City, Person
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
+from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 from mesh_process import MeshProcess
 
@@ -84,6 +85,13 @@ def test_a_nested_model(told: dict[str, Any], by_schema: bool) -> None:
     )
     person = llm.as_structured_llm(Person).complete(INVENT).raw
     assert isinstance(person, Person)
+
+
+def test_embeddings(base_url: str) -> None:
+    embedding = OpenAILikeEmbedding(model_name=MODEL, api_base=base_url, api_key=KEY)
+    [one, other] = embedding.get_text_embedding_batch(["A cat.", "Interest rates."])
+    assert embedding.get_text_embedding("A cat.") == pytest.approx(one, abs=1e-4)
+    assert len(one) == len(other) == 576
 
 
 def test_a_stream_that_is_left_ends_its_request(

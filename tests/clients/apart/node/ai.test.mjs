@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { APICallError, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
+import { APICallError, embedMany, generateObject, generateText, stepCountIs, streamObject, streamText, tool } from "ai";
 import * as asked from "./asked.mjs";
 
 const told = { name: "pagemesh", baseURL: asked.baseURL, includeUsage: true, supportsStructuredOutputs: true };
@@ -24,6 +24,13 @@ test("completions", async () => {
   const model = provider.completionModel(asked.MODEL);
   const { text } = await generateText({ ...ASK, model, prompt: "The capital of France is" });
   assert.match(text, /Paris/);
+});
+
+test("embeddings", async () => {
+  const model = provider.embeddingModel(asked.MODEL);
+  const { embeddings, usage } = await embedMany({ model, values: ["A cat.", "Interest rates."] });
+  assert.deepEqual(embeddings.map((row) => row.length), [576, 576]);
+  assert.ok(usage.tokens > 0);
 });
 
 for (const run of [generateText, streamText]) {

@@ -28,6 +28,16 @@ test("completions, models and logprobs", async () => {
   assert.equal(answer.choices[0].logprobs.content[0].top_logprobs.length, 2);
 });
 
+test("responses and embeddings", async () => {
+  const ask = { model: asked.MODEL, input: asked.CAPITAL, temperature: 0, max_output_tokens: 24 };
+  const whole = await client.responses.create(ask);
+  const streamed = await client.responses.stream(ask).finalResponse();
+  assert.match(whole.output_text, /Paris/);
+  assert.equal(streamed.output_text, whole.output_text);
+  const { data } = await client.embeddings.create({ model: asked.MODEL, input: ["A cat.", "Rates."] });
+  assert.deepEqual(data.map((row) => row.embedding.length), [576, 576]);
+});
+
 test("tools are run and the answer goes on", async () => {
   const cities = [];
   const getWeather = ({ city }) => {

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import openai
 import pytest
-from mesh_process import MeshProcess
 from pydantic import BaseModel, Field
 
 pytestmark = pytest.mark.mesh
@@ -28,12 +26,6 @@ class Person(BaseModel):
     name: str = Field(max_length=24)
     mood: Literal["glad", "sad"]
     addresses: list[Address] = Field(max_length=2)
-
-
-@pytest.fixture
-def client(mesh: MeshProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client:
-        yield client
 
 
 def test_a_nested_schema_is_followed_whatever_is_drawn(client: openai.OpenAI, n_runs: int) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from mesh_process import MeshProcess
 from pydantic import BaseModel
 
 pytestmark = pytest.mark.mesh
@@ -29,12 +27,6 @@ TOOL: Any = {
 class Person(BaseModel):
     name: str
     age: int
-
-
-@pytest.fixture
-def client(mesh: MeshProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client:
-        yield client
 
 
 def test_a_conversation_is_kept(client: openai.OpenAI) -> None:

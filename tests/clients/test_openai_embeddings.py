@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import openai
 import pytest
@@ -12,12 +12,6 @@ from mesh_process import MeshProcess
 pytestmark = pytest.mark.mesh
 MODEL = "smollm2-135m-instruct"
 TEXTS = ["The cat sits on the mat.", "A kitten is lying on a rug.", "Interest rates rose again."]
-
-
-@pytest.fixture
-def client(mesh: MeshProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def vectors(client: openai.OpenAI, input: str | list[str], **fields: object) -> list[list[float]]:

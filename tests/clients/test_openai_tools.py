@@ -1,4 +1,4 @@
-"""Tools through the real mesh: whatever the model says comes back whole."""
+"""Tools, by the released openai client: whatever the model says comes back whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import openai
 import pytest
-from mesh_process import MeshProcess
 
 pytestmark = pytest.mark.mesh
 MAX_AT_ONCE = 8
@@ -34,13 +33,12 @@ ASK: Any = {
 }
 
 
-def test_the_stream_helper_gets_what_the_whole_answer_says(mesh: MeshProcess) -> None:
-    with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client:
-        whole = client.chat.completions.create(**ASK, tools=[TOOL]).choices[0]
-        with client.chat.completions.stream(**ASK, tools=[TOOL]) as stream:
-            streamed = stream.get_final_completion().choices[0]
-        plain = client.chat.completions.create(**ASK).usage
-        told = client.chat.completions.create(**ASK, tools=[TOOL]).usage
+def test_the_stream_helper_gets_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(**ASK, tools=[TOOL]).choices[0]
+    with client.chat.completions.stream(**ASK, tools=[TOOL]) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    plain = client.chat.completions.create(**ASK).usage
+    told = client.chat.completions.create(**ASK, tools=[TOOL]).usage
     assert whole.message.content or whole.message.tool_calls
     assert (streamed.message.content or None) == whole.message.content
     assert streamed.finish_reason == whole.finish_reason
@@ -52,15 +50,14 @@ def test_the_stream_helper_gets_what_the_whole_answer_says(mesh: MeshProcess) ->
     assert told.prompt_tokens > plain.prompt_tokens + 50
 
 
-def test_forced_calls_are_valid_whatever_is_drawn(mesh: MeshProcess, n_runs: int) -> None:
+def test_forced_calls_are_valid_whatever_is_drawn(client: openai.OpenAI, n_runs: int) -> None:
     drawn: dict[str, Any] = {**ASK, "tools": [TOOL], "temperature": 1, "max_tokens": 200}
     named = {"type": "function", "function": {"name": "get_weather"}}
 
     def run(seed: int) -> None:
         choice = "required" if seed % 2 else named
-        with openai.OpenAI(base_url=f"{mesh.base_url}/v1", api_key="none") as client:
-            ask = {**drawn, "tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
-            answer = client.chat.completions.create(**ask).choices[0]
+        ask = {**drawn, "tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
+        answer = client.chat.completions.create(**ask).choices[0]
         assert answer.message.content is None
         [call] = answer.message.tool_calls or []
         assert call.function.name == "get_weather"
@@ -70,3 +67,18 @@ def test_forced_calls_are_valid_whatever_is_drawn(mesh: MeshProcess, n_runs: int
 
     with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
         list(threads.map(run, range(n_runs)))
+
+
+def test_a_result_goes_back_to_the_model(client: openai.OpenAI) -> None:
+    forced = client.chat.completions.create(
+        **ASK, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
+    )
+    asked = forced.choices[0].message
+    [call] = asked.tool_calls or []
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Sunny, 21 degrees"}
+    history: Any = {**ASK, "messages": [*ASK["messages"], asked, result], "max_tokens": 4}
+    told = client.chat.completions.create(**history, tools=[TOOL])
+    assert told.choices[0].message.content
+    assert told.usage is not None
+    assert forced.usage is not None
+    assert told.usage.prompt_tokens > forced.usage.prompt_tokens
