@@ -61,7 +61,7 @@ format: $(VENV)/dev.installed
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache $(CLIENTS)/node/node_modules
 
 # A system without ensurepip (Debian's python3 without python3-venv) lends its own pip.
 define create_venv

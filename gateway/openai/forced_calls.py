@@ -17,10 +17,11 @@ _ANY_ARGUMENTS: Final = {"type": "object"}
 
 
 def with_forced_calls(params: SamplingParams, use: ToolUse) -> SamplingParams:
-    """Raises RequestError (400) where the answer must look otherwise as well."""
-    if params.structured_outputs is not None:
-        given_as = params.structured_outputs.given_as
-        raise bad(given_as, "cannot be combined with a tool_choice that forces calls")
+    """Raises RequestError (400) where the answer must look otherwise as well. A response format
+    is of the message's text: as at OpenAI, an answer that has none may have any."""
+    rule = params.structured_outputs
+    if rule is not None and rule.given_as != "response_format":
+        raise bad(rule.given_as, "cannot be combined with a tool_choice that forces calls")
     if params.allowed_token_ids is not None:
         raise bad("allowed_token_ids", "cannot be combined with a tool_choice that forces calls")
     rule = StructuredOutputsParams(json=calls_schema(use), given_as="tool_choice")

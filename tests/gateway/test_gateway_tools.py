@@ -283,9 +283,9 @@ def changed(**function: Any) -> dict[str, Any]:
             {
                 "tools": [TOOL],
                 "tool_choice": "required",
-                "response_format": {"type": "json_object"},
+                "guided_regex": "a+",
             },
-            "response_format",
+            "guided_regex",
         ),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "other"}}},
@@ -368,7 +368,8 @@ async def test_forced_calls_come_as_json(
     gateway: Gateway, tokenizer: FakeTokenizer, choice: object
 ) -> None:
     tokenizer.script = saying(['[{"name": "wea', 'ther", "arguments": {"city": "Pa', 'ris"}}]'])
-    answer, finish_reason = await message(gateway, tools=[TOOL], tool_choice=choice)
+    fields = {"tool_choice": choice, "response_format": {"type": "json_object"}}
+    answer, finish_reason = await message(gateway, tools=[TOOL], **fields)
     [call] = answer["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Paris"}'}
     assert (answer["content"], finish_reason) == (None, "tool_calls")
@@ -380,7 +381,9 @@ async def test_forced_calls_come_as_json(
 
 def test_the_schema_of_forced_calls() -> None:
     """References into the root of a tool's parameters are turned to where these stand now."""
-    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "n": {"$ref": "#/$defs/n"}}}
+    references = {"left": "#", "n": "#/$defs/n", "of_litellm": "/$defs/n"}
+    properties = {name: {"$ref": reference} for name, reference in references.items()}
+    tree = {"type": "object", "properties": properties}
     tools = [
         {"type": "function", "function": {"name": "a"}},
         {"type": "function", "function": {"name": "b", "parameters": tree}},
@@ -392,6 +395,7 @@ def test_the_schema_of_forced_calls() -> None:
     assert schema["$defs"]["1"]["properties"] == {
         "left": {"$ref": "#/$defs/1"},
         "n": {"$ref": "#/$defs/1/$defs/n"},
+        "of_litellm": {"$ref": "#/$defs/1/$defs/n"},
     }
     several = calls_schema(ToolUse(tools, "required", parallel=True))
     assert "maxItems" not in several
