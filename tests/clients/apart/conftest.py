@@ -15,7 +15,6 @@ from mesh_process import SMALL_MESH, MeshProcess, running_mesh, wait_until
 # Before any test imports litellm, which would fetch prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 PROJECT = Path(__file__).parents[3]
-
 _UNFINISHED = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$", re.MULTILINE)
 
 
