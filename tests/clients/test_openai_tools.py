@@ -71,7 +71,10 @@ def test_forced_calls_are_valid_whatever_is_drawn(client: openai.OpenAI, n_runs:
 
 def test_a_result_goes_back_to_the_model(client: openai.OpenAI) -> None:
     forced = client.chat.completions.create(
-        **ASK, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
+        **{**ASK, "max_tokens": 200},
+        tools=[TOOL],
+        tool_choice="required",
+        parallel_tool_calls=False,
     )
     asked = forced.choices[0].message
     [call] = asked.tool_calls or []

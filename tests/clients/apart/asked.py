@@ -12,6 +12,8 @@ CAPITAL: Final = "What is the capital of France?"
 STORY: Final = "Tell a long story about a page table."
 TOO_LONG: Final = "word " * 4000
 INVENT: Final = "Invent a person."
+ROOM_TOKENS: Final = 1500
+"""For an answer of a form, which a small model may draw out with white space."""
 WEATHER: Final = "What is the weather in Paris?"
 WEATHER_TOOL: Any = {
     "type": "function",

@@ -8,10 +8,10 @@ from typing import Any
 import instructor
 import openai
 import pytest
-from asked import INVENT, KEY, MODEL, Person, user
+from asked import INVENT, KEY, MODEL, ROOM_TOKENS, Person, user
 from instructor.core import InstructorRetryException
 
-ASK: Any = {"model": MODEL, "messages": user(INVENT), "max_tokens": 400, "temperature": 1}
+ASK: Any = {"model": MODEL, "messages": user(INVENT), "max_tokens": ROOM_TOKENS, "temperature": 1}
 MODES = [
     instructor.Mode.TOOLS,
     instructor.Mode.TOOLS_STRICT,
@@ -49,6 +49,6 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
 
 def test_a_nested_model_by_the_responses_api(client: openai.OpenAI) -> None:
     taught = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
-    ask = {"model": MODEL, "input": INVENT, "max_output_tokens": 400, "temperature": 1}
+    ask = {"model": MODEL, "input": INVENT, "max_output_tokens": ROOM_TOKENS, "temperature": 1}
     person = taught.responses.create(response_model=Person, max_retries=1, **ask)
     assert isinstance(person, Person)

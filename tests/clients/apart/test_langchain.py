@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from asked import CAPITAL, INVENT, KEY, MODEL, STORY, TOO_LONG, WEATHER, City, Person
+from asked import CAPITAL, INVENT, KEY, MODEL, ROOM_TOKENS, STORY, TOO_LONG, WEATHER, City, Person
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -63,10 +63,10 @@ def test_a_stream_that_is_left_ends_its_request(
 
 def test_a_forced_call_and_its_result(llm: ChatOpenAI) -> None:
     forced = llm.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
-    asked = forced.invoke(WEATHER, max_tokens=200)
+    asked = forced.invoke(WEATHER, max_tokens=ROOM_TOKENS)
     [call] = asked.tool_calls
     assert (call["name"], set(call["args"])) == ("get_weather", {"city"})
-    streamed = added_up(forced.stream(WEATHER, max_tokens=200))
+    streamed = added_up(forced.stream(WEATHER, max_tokens=ROOM_TOKENS))
     assert [each["args"] for each in streamed.tool_calls] == [call["args"]]
     result = get_weather.invoke(call)
     assert isinstance(result, ToolMessage)
@@ -76,7 +76,7 @@ def test_a_forced_call_and_its_result(llm: ChatOpenAI) -> None:
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_a_nested_model(told: dict[str, Any], method: str) -> None:
-    llm = ChatOpenAI(**told, temperature=1, max_tokens=400)
+    llm = ChatOpenAI(**told, temperature=1, max_tokens=ROOM_TOKENS)
     person = llm.with_structured_output(Person, method=method).invoke(INVENT)
     assert isinstance(person, Person)
 

@@ -9,7 +9,19 @@ from typing import Any
 
 import litellm
 import pytest
-from asked import CAPITAL, INVENT, KEY, MODEL, STORY, TOO_LONG, WEATHER, WEATHER_TOOL, Person, user
+from asked import (
+    CAPITAL,
+    INVENT,
+    KEY,
+    MODEL,
+    ROOM_TOKENS,
+    STORY,
+    TOO_LONG,
+    WEATHER,
+    WEATHER_TOOL,
+    Person,
+    user,
+)
 from mesh_process import MeshProcess
 
 PROVIDERS = ("openai", "hosted_vllm", "anthropic")
@@ -44,7 +56,7 @@ def test_the_stream_gives_what_the_whole_answer_says(complete: Callable[..., Any
 def test_a_forced_call_and_its_result(complete: Callable[..., Any]) -> None:
     ask = {"messages": user(WEATHER), "tools": [WEATHER_TOOL]}
     forced = complete(
-        **ask, tool_choice="required", parallel_tool_calls=False, max_tokens=200
+        **ask, tool_choice="required", parallel_tool_calls=False, max_tokens=ROOM_TOKENS
     ).choices[0]
     assert forced.finish_reason == "tool_calls"
     [call] = forced.message.tool_calls
@@ -57,7 +69,9 @@ def test_a_forced_call_and_its_result(complete: Callable[..., Any]) -> None:
 
 
 def test_a_nested_model(complete: Callable[..., Any]) -> None:
-    answer = complete(messages=user(INVENT), response_format=Person, max_tokens=300, temperature=1)
+    answer = complete(
+        messages=user(INVENT), response_format=Person, max_tokens=ROOM_TOKENS, temperature=1
+    )
     Person.model_validate_json(answer.choices[0].message.content)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from asked import CAPITAL, INVENT, KEY, MODEL, STORY, TOO_LONG, WEATHER, City, Person
+from asked import CAPITAL, INVENT, KEY, MODEL, ROOM_TOKENS, STORY, TOO_LONG, WEATHER, City, Person
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
@@ -60,7 +60,9 @@ def test_a_forced_call_and_its_result(llm: OpenAILike) -> None:
         get_weather, description="Get the current weather in a city", fn_schema=City
     )
     history = [ChatMessage(role="user", content=WEATHER)]
-    asked = llm.chat_with_tools([tool], chat_history=history, tool_required=True, max_tokens=200)
+    asked = llm.chat_with_tools(
+        [tool], chat_history=history, tool_required=True, max_tokens=ROOM_TOKENS
+    )
     [call] = llm.get_tool_calls_from_response(asked)
     assert (call.tool_name, set(call.tool_kwargs)) == ("get_weather", {"city"})
     result = tool(**call.tool_kwargs)
@@ -78,7 +80,7 @@ def test_a_forced_call_and_its_result(llm: OpenAILike) -> None:
 @pytest.mark.parametrize("by_schema", [True, False])
 def test_a_nested_model(told: dict[str, Any], by_schema: bool) -> None:
     llm = OpenAILike(
-        **told | {"max_tokens": 300, "temperature": 1},
+        **told | {"max_tokens": ROOM_TOKENS, "temperature": 1},
         is_chat_model=True,
         is_function_calling_model=True,
         should_use_structured_outputs=by_schema,

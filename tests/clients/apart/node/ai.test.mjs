@@ -46,7 +46,7 @@ for (const run of [generateText, streamText]) {
     });
     const answer = run({
       ...ASK,
-      maxOutputTokens: 100,
+      maxOutputTokens: 200,
       prompt: asked.WEATHER,
       tools: { get_weather },
       toolChoice: { type: "tool", toolName: "get_weather" },
@@ -61,7 +61,7 @@ for (const run of [generateText, streamText]) {
 }
 
 test("a nested schema, whole and streamed", async () => {
-  const ask = { ...ASK, temperature: 1, maxOutputTokens: 300, prompt: asked.INVENT, schema: asked.Person };
+  const ask = { ...ASK, temperature: 1, maxOutputTokens: asked.ROOM_TOKENS, prompt: asked.INVENT, schema: asked.Person };
   asked.Person.parse((await generateObject(ask)).object);
   const stream = streamObject(ask);
   const parts = [];

@@ -8,6 +8,8 @@ export const CAPITAL = "What is the capital of France?";
 export const STORY = "Tell a long story about a page table.";
 export const WEATHER = "What is the weather in Paris?";
 export const INVENT = "Invent a person.";
+// For an answer of a form, which a small model may draw out with white space.
+export const ROOM_TOKENS = 1500;
 export const TOO_LONG = "word ".repeat(4000);
 export const City = z.object({ city: z.string().max(20) });
 export const Person = z.object({

@@ -47,7 +47,7 @@ test("tools are run and the answer goes on", async () => {
   const runner = client.chat.completions.runTools({
     ...ASK,
     messages: user(asked.WEATHER),
-    max_tokens: 100,
+    max_tokens: asked.ROOM_TOKENS,
     parallel_tool_calls: false,
     tool_choice: { type: "function", function: { name: "get_weather" } },
     tools: [zodFunction({ name: "get_weather", parameters: asked.City, function: getWeather })],
@@ -69,7 +69,7 @@ test("a nested schema is parsed, whole and streamed", async () => {
     ...ASK,
     messages: user(asked.INVENT),
     temperature: 1,
-    max_tokens: 300,
+    max_tokens: asked.ROOM_TOKENS,
     response_format: zodResponseFormat(asked.Person, "person"),
   };
   const whole = await client.chat.completions.parse(ask);
