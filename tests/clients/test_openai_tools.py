@@ -11,26 +11,31 @@ import pytest
 
 pytestmark = pytest.mark.mesh
 MAX_AT_ONCE = 8
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather in a city",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "maxLength": 20}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
 ASK: Any = {
     "model": "smollm2-135m-instruct",
     "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
     "temperature": 0,
     "max_tokens": 48,
 }
+
+
+def weather(**city: Any) -> Any:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string", **city}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    function = {
+        "name": "get_weather",
+        "description": "Get the current weather in a city",
+        "strict": True,
+        "parameters": parameters,
+    }
+    return {"type": "function", "function": function}
+
+
+TOOL = weather()
 
 
 def test_the_stream_helper_gets_what_the_whole_answer_says(client: openai.OpenAI) -> None:
@@ -51,7 +56,8 @@ def test_the_stream_helper_gets_what_the_whole_answer_says(client: openai.OpenAI
 
 
 def test_forced_calls_are_valid_whatever_is_drawn(client: openai.OpenAI, n_runs: int) -> None:
-    drawn: dict[str, Any] = {**ASK, "tools": [TOOL], "temperature": 1, "max_tokens": 1500}
+    tools = [weather(maxLength=20)]
+    drawn: Any = {**ASK, "tools": tools, "temperature": 1, "max_tokens": 1500}
     named = {"type": "function", "function": {"name": "get_weather"}}
 
     def run(seed: int) -> None:
