@@ -64,12 +64,20 @@ class BatchStore:
 
     def create(self, owner: str, record: BatchRecord, content: Path) -> None:
         """`content` is the input. Raises FileNotFoundError when it is gone."""
-        folder = self._of(OpenBatch(owner, record.id))
+        batch = OpenBatch(owner, record.id)
+        try:
+            self._create(batch, record, content)
+        except OSError:  # nobody would ever run it
+            self.delete(batch)
+            raise
+
+    def _create(self, batch: OpenBatch, record: BatchRecord, content: Path) -> None:
+        folder = self._of(batch)
         folder.mkdir(parents=True)
         os.link(content, folder / "input.jsonl")
         self._write(folder, record, FIRST_TERM)
         (self._folder / "open").mkdir(exist_ok=True)
-        write_whole(self._folder / "open" / record.id, owner.encode())
+        write_whole(self._folder / "open" / batch.id, batch.owner.encode())
 
     def load(self, batch: OpenBatch) -> BatchRecord:
         """As its runner left it, or as it was asked to be. Raises RequestError: 404, 409 for what
@@ -93,6 +101,12 @@ class BatchStore:
             return [name for name in os.listdir(self._batches(owner)) if is_name(BATCH, name)]
         except FileNotFoundError:
             return []
+
+    def records(self, owner: str, names: Iterable[str]) -> Iterator[BatchRecord]:
+        """In that order, but for those that are gone, are being created, or cannot be read."""
+        for name in names:
+            with suppress(RequestError, FileNotFoundError):
+                yield self.load(OpenBatch(owner, name))
 
     def open_batches(self) -> list[OpenBatch]:
         """Those that have not ended, the oldest first."""
@@ -118,11 +132,9 @@ class BatchStore:
     def sweep(self, owners: Iterable[str], now_s: float) -> None:
         """Delete what ended longer than the time to live ago."""
         for owner in owners:
-            for name in self.names(owner):
-                with suppress(RequestError, FileNotFoundError):
-                    record = self.load(OpenBatch(owner, name))
-                    if record.ended_s < now_s - self._ttl_s:
-                        self.delete(OpenBatch(owner, name))
+            for record in self.records(owner, self.names(owner)):
+                if record.ended_s < now_s - self._ttl_s:
+                    self.delete(OpenBatch(owner, record.id))
 
     # -- for who holds the lease ------------------------------------------------------------------
 

@@ -105,6 +105,11 @@ class FileStore:
         """What the owner may still keep."""
         return self.limits.owner_bytes - used_bytes(self.folder / owner)
 
+    def check_room(self, owner: str, part: BinaryIO) -> None:
+        """Raises RequestError (413) when `part` and whatever came beside it are too much."""
+        part.flush()
+        self.check_size(0, self.room_bytes(owner))
+
     def check_size(self, n_bytes: int, room_bytes: int) -> None:
         """Raises RequestError (413) for a file of `n_bytes`, or of more."""
         if n_bytes > self.limits.file_bytes:
@@ -151,8 +156,12 @@ def _too_large(rule: str) -> RequestError:
 def write_whole(path: Path, data: bytes) -> None:
     """All of it or nothing, whoever reads or writes meanwhile."""
     part = path.with_name(f"{path.name}.{os.urandom(6).hex()}.part")
-    part.write_bytes(data)
-    part.replace(path)
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def used_bytes(folder: Path) -> int:

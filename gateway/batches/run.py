@@ -31,6 +31,7 @@ from pagemesh.gateway.batches.lines import (
 from pagemesh.gateway.batches.record import BatchRecord, Counts, Fault
 from pagemesh.gateway.batches.slots import Slots
 from pagemesh.gateway.pause_store import PauseStore
+from pagemesh.shared.errors import PagemeshError
 from pagemesh.shared.messages import LAST_PRIORITY
 
 WATCH_PERIOD_S: Final = 0.25
@@ -48,6 +49,14 @@ _STORAGE_FULL: Final = Fault(
 End = Literal["completed", "cancelled", "expired", "failed"]
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
+
+
+class AnswersLost(PagemeshError):
+    """The disk did not take them. Whoever runs the batch next asks again."""
+
+    def __init__(self, batch: str) -> None:
+        super().__init__(f"not all answers of {batch} could be written")
+        self.batch = batch
 
 
 class Means(NamedTuple):
@@ -83,7 +92,10 @@ class BatchRun:
         self._record: BatchRecord
 
     async def run(self) -> None:
-        """Until it has ended. Raises LeaseLost, OSError. Cancelled: another may go on."""
+        """Until it has ended. Raises LeaseLost, AnswersLost, OSError.
+
+        Cancelled: another may go on.
+        """
         try:
             await self._save(await self._do(self._store.load, self._batch))
             if self._record.status == "validating":
@@ -120,12 +132,15 @@ class BatchRun:
         tasks = {feeding, watching}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return feeding.result() if feeding in done else watching.result()
+            end = feeding.result() if feeding in done else watching.result()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._do(self._recall)
+        if end == "completed" and len(self._done) < self._record.counts.total:
+            raise AnswersLost(self._batch.id)
+        return end
 
     async def _feed(self) -> End:
         raw, reader, slots = self._raw_lines(), Lines(self._record.endpoint), self._means.slots
@@ -167,10 +182,10 @@ class BatchRun:
         answered = await self._ask(line)
         entry = Raw(answered_entry(line.custom_id, answered))
         result = Result(line.number, answered.ok, entry)
-        # It will be written, even if this task is withdrawn meanwhile.
         self._done.add(line.number)
         self._n_ok += answered.ok
-        await self._do(self._store.append, self._batch, self._term, [result])
+        # It is written even if this task is withdrawn while the disk's work waits for its turn.
+        await asyncio.shield(self._do(self._store.append, self._batch, self._term, [result]))
 
     async def _ask(self, line: Line) -> Answered:
         """A refusal that is of the moment is tried again."""

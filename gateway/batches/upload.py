@@ -19,6 +19,8 @@ MAX_PARTS: Final = 16
 MAX_FILENAME_CHARS: Final = 255
 # Of a body, at most what is not the file.
 _FORM_BYTES: Final = 2**16
+# What aiohttp raises for what is no form.
+_UNREADABLE: Final = (*(ValueError, AssertionError, LookupError, RuntimeError), HttpProcessingError)
 
 
 class Form:
@@ -43,12 +45,13 @@ async def read_form(request: web.Request, store: FileStore, owner: str, out: Bin
     try:
         async for part in _parts(request):
             if part.name == "file":
-                form.filename = (part.filename or "file")[:MAX_FILENAME_CHARS]
+                form.filename = _readable(part.filename or "file")[:MAX_FILENAME_CHARS]
                 form.n_bytes = await _write(part, store, room_bytes, out)
             else:
-                form.fields[part.name or ""] = await _text(part)
-    except (ValueError, AssertionError, LookupError, HttpProcessingError) as error:
-        raise RequestError(f"The form could not be read: {error}", param="file") from error
+                form.fields[_readable(part.name or "")] = await _text(part)
+    except _UNREADABLE as error:
+        reason = _readable(str(error))
+        raise RequestError(f"The form could not be read: {reason}", param="file") from error
     return form
 
 
@@ -84,5 +87,10 @@ async def _text(part: BodyPartReader) -> str:
     while chunk := await part.read_chunk():
         data += chunk
         if len(data) > MAX_FIELD_BYTES:
-            raise bad((part.name or "")[:64], f"must have at most {MAX_FIELD_BYTES} bytes")
+            raise bad(_readable(part.name or "")[:64], f"must have at most {MAX_FIELD_BYTES} bytes")
     return data.decode()
+
+
+def _readable(header: str) -> str:
+    """What was no UTF-8 stands as lone surrogates in what comes from a header: no JSON."""
+    return header.encode(errors="surrogateescape").decode(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from aiohttp import web
@@ -83,8 +84,8 @@ class BatchesEndpoint:
 
     def _listed(self, owner: str, page: Page) -> list[BatchRecord]:
         batches = self._means.batches
-        names = page.beyond(batches.names(owner))[: page.limit + 1]
-        return [batches.load(OpenBatch(owner, name)) for name in names]
+        found = batches.records(owner, page.beyond(batches.names(owner)))
+        return list(islice(found, page.limit + 1))
 
     def _cancelled(self, batch: OpenBatch, now_s: float) -> BatchRecord:
         batches = self._means.batches

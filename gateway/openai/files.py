@@ -34,6 +34,7 @@ class FilesEndpoint:
         with ExitStack() as stack:
             out = await on_disk(stack.enter_context, self._store.part(owner))
             form = await read_form(request, self._store, owner, out)
+            await on_disk(self._store.check_room, owner, out)
             record = self._record(form, time.time())
             await on_disk(self._store.publish, owner, out, record)
         return _json(record.shown())

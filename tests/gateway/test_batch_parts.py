@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,25 @@ def test_one_who_lost_its_lease_changes_nothing(stores: Stores) -> None:
     batches.close(batch)
     assert batches.open_batches() == []
     assert batches.load(batch).id == batch.id
+
+
+def test_what_a_full_disk_refuses_leaves_nothing(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A batch that nobody would ever run is not there."""
+    before = sorted(tmp_path.rglob("*"))
+
+    def full(path: Path, _: Path) -> Path:
+        assert path.exists()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    content = stores.files.content(OWNER, stores.input)
+    with pytest.raises(OSError, match="No space"):
+        stores.batches.create(OWNER, record(input_file_id=stores.input), content)
+    with pytest.raises(OSError, match="No space"):
+        stores.batches.save(stores.batch, stores.record, 1)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_was_not_run_in_time_is_told_line_by_line(stores: Stores) -> None:

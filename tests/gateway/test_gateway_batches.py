@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from gateway_fakes import (
     settings_for,
 )
 
-from pagemesh.gateway.batches import run
+from pagemesh.gateway.batches import run, runner
+from pagemesh.gateway.batches.batch_store import BatchStore
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import LAST_PRIORITY, Capacity, EngineStats, EngineStatus
 from pagemesh.shared.settings import Settings
@@ -71,7 +74,11 @@ async def until(client: openai.AsyncOpenAI, batch_id: str, *statuses: str) -> op
 
 
 def parts_in(folder: Path) -> list[Path]:
-    return list(folder.rglob("*.part"))
+    return found_in(folder, "*.part")
+
+
+def found_in(folder: Path, name: str) -> list[Path]:
+    return list(folder.rglob(name))
 
 
 async def until_so(condition: Callable[[], bool]) -> None:
@@ -167,6 +174,48 @@ async def test_what_is_no_good_file_is_refused_by_name(
                 f"{gateway.url}/v1/files", data=body, headers={**headers, "Content-Type": form}
             ) as answer:
                 assert answer.status == 400, (form, body[:9], await answer.text())
+    odd = (b'name="_charset_"\r\n\r\n' + b"x" * 40, b'name="\xff"\r\n\r\n' + b"x" * 2000)
+    for part in odd:
+        body = b"--a\r\nContent-Disposition: form-data; %b\r\n--a--\r\n" % part
+        status, _ = await _upload(gateway, body)
+        assert status == 400
+    named = b'--a\r\nContent-Disposition: form-data; name="file"; filename="\xff"\r\n\r\nx\r\n'
+    purpose = b'--a\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--a--\r\n'
+    status, kept = await _upload(gateway, named + purpose)
+    assert (status, kept["filename"]) == (200, "\ufffd")
+    assert not parts_in(tmp_path)
+
+
+async def _upload(gateway: Gateway, body: Any) -> tuple[int, Any]:
+    headers = {
+        "Authorization": f"Bearer {KEYS[1]}",
+        "Content-Type": "multipart/form-data; boundary=a",
+    }
+    url = f"{gateway.url}/v1/files"
+    async with gateway.session.post(url, data=body, headers=headers) as answer:
+        return answer.status, await answer.json()
+
+
+async def test_files_that_come_at_once_have_the_room_of_all(
+    gateway: Gateway, tokenizer: FakeTokenizer, tmp_path: Path
+) -> None:
+    n_coming = 0
+    all_come = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal n_coming
+        yield b'--a\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        yield b'--a\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        n_coming += 1
+        if n_coming == 6:
+            all_come.set()
+        await all_come.wait()
+        yield b"x" * 18_000 + b"\r\n--a--\r\n"
+
+    answers = await asyncio.gather(*(_upload(gateway, body()) for _ in range(6)))
+    statuses = [status for status, _ in answers]
+    assert {*statuses} <= {200, 413}
+    assert statuses.count(200) <= 3
     assert not parts_in(tmp_path)
 
 
@@ -309,6 +358,66 @@ async def test_what_is_out_makes_room_for_others_and_is_asked_again(
     found = [each["custom_id"] for each in await entries(client, done.output_file_id)]
     assert found == names
     assert len(tokenizer.talks) == 8 + 6
+
+
+async def test_no_answer_is_lost_that_is_withdrawn_while_the_disk_is_slow(
+    client: openai.AsyncOpenAI,
+    tokenizer: FakeTokenizer,
+    gateway: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    append, begun, go_on = BatchStore.append, threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> None:
+        begun.set()
+        go_on.wait(10)
+        append(*args)
+
+    monkeypatch.setattr(BatchStore, "append", slow)
+    names = [f"r{i}" for i in range(4)]
+    batch = await started(client, *map(line, names))
+    await until_so(lambda: begun.is_set() and len(tokenizer.talks) == 2)
+    await asyncio.sleep(0.1)
+    slots = gateway.core._batches._runner._means.slots
+    for task in list(slots._out):
+        task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    done = await until(client, batch.id, "completed")
+    assert done.request_counts is not None
+    assert done.request_counts.completed == 4
+    found = [each["custom_id"] for each in await entries(client, done.output_file_id)]
+    assert found == names
+
+
+async def test_what_cannot_be_written_is_asked_again(
+    client: openai.AsyncOpenAI, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, faults = BatchStore.append, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def full_once(*args: Any) -> None:
+        if faults:
+            raise faults.pop()
+        append(*args)
+
+    monkeypatch.setattr(BatchStore, "append", full_once)
+    monkeypatch.setattr(runner, "RETRY_S", 0.1)
+    batch = await started(client, line("a"), line("b"))
+    done = await until(client, batch.id, "completed")
+    assert done.request_counts is not None
+    assert done.request_counts.completed == 2
+
+
+async def test_a_batch_that_cannot_be_read_hides_no_other(
+    client: openai.AsyncOpenAI, tokenizer: FakeTokenizer, tmp_path: Path
+) -> None:
+    batch = await started(client, line("a"))
+    await until(client, batch.id, "completed")
+    folder = next(each for each in found_in(tmp_path, batch.id) if each.is_dir()).parent
+    (folder / f"batch_{'0' * 25}").mkdir()
+    (folder / f"batch_{'1' * 25}").mkdir()
+    (folder / f"batch_{'1' * 25}" / "state-1.json").write_text('{"of": "another version"}')
+    assert [each.id for each in (await client.batches.list()).data] == [batch.id]
 
 
 async def test_what_is_refused_for_the_moment_is_tried_again(
