@@ -27,10 +27,13 @@ def test_a_file_is_answered_and_the_mesh_is_gone(
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(each) + "\n" for each in lines))
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in tiny_settings.items()]
+    home = tmp_path / "home"
+    flags.append(f"--data-dir={home}")
     command = [sys.executable, "-m", "pagemesh.cli", "run-batch", "-i", str(source), "-o", str(out)]
     done = subprocess.run([*command, *flags], env=clean_environ(), capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
+    assert not home.exists()
     assert "pagemesh: 2 requests answered, 1 failed" in done.stderr
     answers = {each["custom_id"]: each for each in map(json.loads, out.read_text().splitlines())}
     assert answers["text"]["response"]["body"]["usage"]["completion_tokens"] == 4
