@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from pagemesh.gateway.headers import is_sane_id
 from pagemesh.gateway.open_requests import OpenRequests
 from pagemesh.shared.cancel_keys import CancelKeys, Cancelling
 from pagemesh.shared.errors import RequestError
@@ -32,7 +33,8 @@ class Cancellations:
         """As OpenRequests.cancel, at every gateway. Raises RequestError (503) where others cannot
         be told."""
         found = self._here.cancel(ids, caller)
-        left = ids - found
+        # What cannot be an id is at no gateway, and takes no room in Redis.
+        left = set(filter(is_sane_id, ids - found))
         if not left:
             return found
         try:

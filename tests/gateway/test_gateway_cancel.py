@@ -100,12 +100,14 @@ async def test_several_are_aborted_in_vllms_words(
 ) -> None:
     asked = [begin(gateway, "a"), begin(neighbour, "b")]
     talks = [await tokenizer.asked.get() for _ in asked]
-    body = {"request_ids": ["a", "b", "c"]}
+    body = {"request_ids": ["a", "b", "c", "x" * 100_000, "\0"]}
     answer = await gateway.post("/abort_requests", body, headers=ADMIN)
     assert answer == (200, {"status": "aborted", "aborted": 2})
     await asyncio.gather(*map(ends, talks))
     assert await asyncio.gather(*asked) == [(499, "cancelled")] * 2
     assert 'reason="abort"' in await gateway.metrics()
+    keys = gateway.core.backend.cancellations._keys
+    assert await keys._redis.memory_usage(keys._stream) < 10_000
     for wrong in ({}, {"request_ids": []}, {"request_ids": [1]}):
         status, answer = await gateway.post("/abort_requests", wrong, headers=ADMIN)
         assert (status, answer["error"]["param"]) == (400, "request_ids")
