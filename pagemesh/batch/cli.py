@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -26,6 +27,7 @@ from pagemesh.shared.settings import Settings
 EXIT_FAILED: Final = 1
 CONCURRENCY: Final = 128
 _POLL_S: Final = 0.1
+_URL: Final = re.compile(r"https?://[^/\s]")
 _HEADERS: Final = {"Content-Type": "application/json"}
 
 
@@ -39,6 +41,8 @@ def run_batch(argv: Sequence[str]) -> int:
     options = {name: given.pop(name) for name in names}
     if options["concurrency"] < 1:
         raise StartupError("--concurrency must be at least 1")
+    if options["url"] is not None and not _URL.match(options["url"]):
+        raise StartupError("--url must begin with http:// or https:// and a host")
     return asyncio.run(_run(options, load_given(given).settings))
 
 

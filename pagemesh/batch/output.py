@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from pagemesh.shared.errors import StartupError
 
@@ -20,15 +20,19 @@ class _Error(Struct):
 
 
 class _Entry(Struct):
-    custom_id: str | None = None
-    error: _Error | None = None
+    """All fields are there: what lacks one is another kind of file."""
+
+    custom_id: str | None
+    response: Raw
+    error: _Error | None
 
 
 class Output:
     """A file that only grows, a whole line at a time: a process that is killed leaves what it had
     finished. A context manager.
 
-    Raises StartupError for a file that is there already, unless it is to be resumed.
+    Raises StartupError for a file that is there already, unless it is to be resumed and holds
+    nothing but answers.
     """
 
     def __init__(self, name: str, *, resume: bool) -> None:
@@ -48,7 +52,11 @@ class Output:
         if file.read(1) and not resume:
             file.close()
             raise StartupError(f"{path} is there already: --resume goes on with it")
-        file.seek(self._recall(file))
+        try:
+            file.seek(self._recall(file))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            file.close()
+            raise StartupError(f"{path} holds something else than answers: {error}") from error
         file.truncate()
         return file
 

@@ -103,6 +103,18 @@ def test_what_cannot_be_run_is_said_at_once(tmp_path: Path) -> None:
         (["-i", "-", "-o", out, "--concurrency", "0"], "--concurrency"),
         (["-o", out], "-i"),
         (["-i", "-", "-o", out, "--cocurrency", "1"], "--concurrency"),
+        (["-i", "-", "-o", out, "--url", "localhost:8000"], "--url"),
     ):
         with pytest.raises(StartupError, match=said):
             run_batch(argv)
+
+
+@pytest.mark.parametrize("text", ["a letter\nof two lines", line("a") + line("b").strip()])
+def test_nothing_but_answers_is_gone_on_with(tmp_path: Path, text: str) -> None:
+    """The input in the place of the output, for one."""
+    path = tmp_path / "in.jsonl"
+    path.write_text(text)
+    argv = ["-i", str(path), "-o", str(path), "--resume", "--url", "http://127.0.0.1:9"]
+    with pytest.raises(StartupError, match=r"in\.jsonl"):
+        run_batch(argv)
+    assert path.read_text() == text
