@@ -2,23 +2,27 @@
 
 The configuration (with the password) goes through standard input, and the socket lies in a folder
 that only this user may enter, as does what is kept: each change is appended to a file, which is
-written out once a second. One server keeps a folder at a time.
+written out once a second. One server keeps a folder at a time. A registry that refuses writes is a
+mesh into which nobody comes: while the disk takes nothing, nothing is kept.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import secrets
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import structlog
+from redis.asyncio import Redis
 
 from pagemesh.shared.errors import StartupError
+from pagemesh.shared.registry import AWAY
 from pagemesh.shared.settings import MeshSettings
 from pagemesh.supervisor import ChildSpec
 
@@ -34,13 +38,19 @@ maxmemory 512mb
 loglevel warning
 """
 _LOCK: Final = "lock"
+LOOK_PERIOD_S: Final = 1.0
+RETRY_S: Final = 60.0
+"""After which keeping is tried again."""
 
 log = structlog.get_logger(__name__)
 
 
 class EmbeddedValkey(NamedTuple):
+    """`kept`: the folder of what it keeps."""
+
     url: str
     spec: ChildSpec
+    kept: Path | None
 
 
 @contextmanager
@@ -56,17 +66,60 @@ def embedded_valkey(kept: Path | None = None) -> Iterator[EmbeddedValkey]:
         folder = tempfile.TemporaryDirectory(prefix="pagemesh-", ignore_cleanup_errors=True)
         name = stack.enter_context(folder)
         socket = Path(name) / "valkey.sock"
-        keeps = kept is not None and _take(kept, stack)
+        if kept is not None and not _take(kept, stack):
+            kept = None
         config = _CONFIG.format(
             socket=socket,
             password=password,
-            folder=_quoted(kept if kept is not None and keeps else name),
-            keeps="yes" if keeps else "no",
+            folder=_quoted(kept or name),
+            keeps="no" if kept is None else "yes",
         )
         yield EmbeddedValkey(
             url=f"unix://{socket}?password={password}",
             spec=ChildSpec("valkey", (str(binary), "-"), {}, config=config.encode(), quiet=True),
+            kept=kept,
         )
+
+
+@asynccontextmanager
+async def keeping_what_it_can(valkey: EmbeddedValkey | None) -> AsyncIterator[None]:
+    """Within the block a disk that takes nothing costs what is kept, and no more: writes are taken
+    all the same. Once it has room, all that is held is written anew."""
+    if valkey is None or valkey.kept is None:
+        yield
+        return
+    watching = asyncio.create_task(_watch(valkey.url, valkey.kept), name="kept-state")
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch(url: str, folder: Path) -> None:
+    async with Redis.from_url(url, decode_responses=True) as redis:
+        while True:
+            with suppress(*AWAY):
+                if await _is_stuck(redis):
+                    await _do_without(redis, folder)
+            await asyncio.sleep(LOOK_PERIOD_S)
+
+
+async def _is_stuck(redis: Redis) -> bool:
+    about = await redis.info("persistence")
+    return bool(about["aof_enabled"]) and about["aof_last_write_status"] != "ok"
+
+
+async def _do_without(redis: Redis, folder: Path) -> None:
+    await redis.config_set("appendonly", "no")
+    log.warning(
+        "nothing_is_kept",
+        folder=str(folder),
+        reason="it cannot be written",
+        effect=f"what changes is lost if the mesh ends; tried again in {RETRY_S:g} s",
+    )
+    await asyncio.sleep(RETRY_S)
+    await redis.config_set("appendonly", "yes")
 
 
 def kept_folder(mesh: MeshSettings) -> Path:

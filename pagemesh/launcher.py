@@ -25,16 +25,21 @@ from pagemesh.autoscale import (
 )
 from pagemesh.banner import banner
 from pagemesh.children import SERVICES, line_writer, service_spec, service_specs
-from pagemesh.embedded_valkey import embedded_valkey, kept_folder
+from pagemesh.embedded_valkey import (
+    EmbeddedValkey,
+    embedded_valkey,
+    keeping_what_it_can,
+    kept_folder,
+)
 from pagemesh.gateway_port import free_port, held_port
 from pagemesh.idle_gpus import idle_gpus
 from pagemesh.readiness import wait_for_registry, wait_until_ready
-from pagemesh.shared.errors import SettingsError
+from pagemesh.shared.errors import SettingsError, StartupError
 from pagemesh.shared.logs import is_human
 from pagemesh.shared.model_list import listed_models, n_workers
 from pagemesh.shared.prepared import served_names
 from pagemesh.shared.settings import Settings
-from pagemesh.supervisor import ChildFailed, ChildSpec, Supervisor, describe_exit, first, guarded
+from pagemesh.supervisor import ChildFailed, Supervisor, describe_exit, first, guarded
 from pagemesh.worker_devices import worker_devices
 
 EXIT_FAILED: Final = 1
@@ -69,7 +74,8 @@ async def _serve(settings: Settings) -> int:
             supervisor = Supervisor(line_writer(settings))
             try:
                 running = _run_mesh(supervisor, settings, valkey, devices, bounds)
-                await _until_stop(running, stops.first)
+                async with keeping_what_it_can(valkey):
+                    await _until_stop(running, stops.first)
             finally:
                 await _stop(supervisor, settings, stops)
     return 0
@@ -156,27 +162,26 @@ async def _prepare(settings: Settings) -> int:
 
 
 @contextmanager
-def _registry(settings: Settings) -> Iterator[tuple[Settings, ChildSpec | None]]:
+def _registry(settings: Settings) -> Iterator[tuple[Settings, EmbeddedValkey | None]]:
     """The settings with a registry in them, and the Valkey to start when none was given."""
     if settings.mesh.redis_url is not None:
         yield settings, None
         return
     with embedded_valkey(kept_folder(settings.mesh)) as valkey:
         mesh = replace(settings.mesh, redis_url=valkey.url)
-        yield replace(settings, mesh=mesh), valkey.spec
+        yield replace(settings, mesh=mesh), valkey
 
 
 async def _run_mesh(
     supervisor: Supervisor,
     settings: Settings,
-    valkey: ChildSpec | None,
+    valkey: EmbeddedValkey | None,
     devices: list[str],
     bounds: Bounds | None,
 ) -> None:
     """Start everything, say when it is ready, and watch it until cancelled."""
     if valkey is not None:
-        supervisor.start(valkey)
-        await first(supervisor.watch(), wait_for_registry(settings))
+        await _start_registry(supervisor, settings, valkey)
     workers = service_specs("worker", settings, devices)
     at_first = settings if bounds is None else with_workers(settings, bounds.low)
     group = supervisor.start(*workers[: n_workers(at_first)])
@@ -192,6 +197,23 @@ async def _run_mesh(
     if hint is not None:
         print(f"{hint}\n", flush=True)
     await supervisor.watch()
+
+
+async def _start_registry(
+    supervisor: Supervisor, settings: Settings, valkey: EmbeddedValkey
+) -> None:
+    """Raises StartupError, which names what it keeps: the disk may be full, or a file damaged."""
+    supervisor.start(valkey.spec)
+    try:
+        await first(supervisor.watch(), wait_for_registry(settings))
+    except ChildFailed as failed:
+        if valkey.kept is None:
+            raise
+        said = next(filter(None, reversed(failed.tail)), describe_exit(failed.exit_code))
+        raise StartupError(
+            f"the embedded Valkey cannot start with what it keeps in {valkey.kept} ({said}): "
+            "make room, move the folder away, or give another --data-dir"
+        ) from failed
 
 
 async def _stop(supervisor: Supervisor, settings: Settings, stops: _Stops) -> None:

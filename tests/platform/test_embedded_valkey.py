@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import resource
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import redis
+from conftest import wait_for_redis
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
-from pagemesh.embedded_valkey import embedded_valkey, kept_folder
+from pagemesh import embedded_valkey as embedded_valkey_module
+from pagemesh.embedded_valkey import embedded_valkey, keeping_what_it_can, kept_folder
+from pagemesh.launcher import _start_registry
 from pagemesh.shared.errors import StartupError
-from pagemesh.shared.settings import MeshSettings
+from pagemesh.shared.settings import MeshSettings, Settings
+from pagemesh.supervisor import ChildSpec, Supervisor, guarded
 
 
 def test_it_answers_only_who_has_the_password(redis_url: str) -> None:
@@ -66,6 +77,64 @@ def test_a_folder_that_cannot_be_written_costs_what_is_kept(tmp_path: Path) -> N
     (tmp_path / "file").touch()
     with embedded_valkey(tmp_path / "file" / "mesh") as valkey:
         assert b"appendonly no" in valkey.spec.config
+
+
+async def test_a_full_disk_costs_what_is_kept_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_valkey_module, "LOOK_PERIOD_S", 0.05)
+    monkeypatch.setattr(embedded_valkey_module, "RETRY_S", 0.3)
+    with embedded_valkey(tmp_path) as valkey, served(valkey.spec) as pid:
+        wait_for_redis(valkey.url)
+        async with Redis.from_url(valkey.url) as client, keeping_what_it_can(valkey):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (256, resource.RLIM_INFINITY))
+            async with asyncio.timeout(10):
+                await until(client, takes=False)
+                await until(client, takes=True)
+                assert not is_kept(tmp_path, b"last")
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+                while not is_kept(tmp_path, b"last"):
+                    await until(client, takes=True)
+
+
+async def until(client: Redis, *, takes: bool) -> None:
+    taken = None
+    while taken is not takes:
+        await asyncio.sleep(0.02)
+        try:
+            taken = bool(await client.set("a", "first" if takes is False else "last"))
+        except ResponseError:
+            taken = False
+
+
+def is_kept(folder: Path, value: bytes) -> bool:
+    return any(value in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@contextmanager
+def served(spec: ChildSpec) -> Iterator[int]:
+    """Its process id."""
+    with subprocess.Popen(
+        guarded(spec.command), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as server:
+        assert server.stdin is not None
+        server.stdin.write(spec.config)
+        server.stdin.close()
+        try:
+            yield server.pid
+        finally:
+            server.kill()
+
+
+async def test_a_damaged_file_stops_the_start_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "appendonlydir").mkdir()
+    (tmp_path / "appendonlydir" / "appendonly.aof.manifest").write_text("no such thing\n")
+    with embedded_valkey(tmp_path) as valkey:
+        settings = Settings(mesh=MeshSettings(redis_url=valkey.url))
+        supervisor = Supervisor(lambda *_: None)
+        with pytest.raises(StartupError, match=f"{tmp_path} .*manifest.*--data-dir"):
+            await _start_registry(supervisor, settings, valkey)
+        await supervisor.stop(1.0)
 
 
 def test_without_the_wheel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
