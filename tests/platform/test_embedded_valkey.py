@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
-from conftest import wait_for_redis
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
@@ -85,25 +84,26 @@ async def test_a_full_disk_costs_what_is_kept_and_no_more(
     monkeypatch.setattr(embedded_valkey_module, "LOOK_PERIOD_S", 0.05)
     monkeypatch.setattr(embedded_valkey_module, "RETRY_S", 0.3)
     with embedded_valkey(tmp_path) as valkey, served(valkey.spec) as pid:
-        wait_for_redis(valkey.url)
         async with Redis.from_url(valkey.url) as client, keeping_what_it_can(valkey):
+            await until(client, "first", takes=True)
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (256, resource.RLIM_INFINITY))
             async with asyncio.timeout(10):
-                await until(client, takes=False)
-                await until(client, takes=True)
+                await until(client, "first", takes=False)
+                await until(client, "last", takes=True)
                 assert not is_kept(tmp_path, b"last")
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
                 while not is_kept(tmp_path, b"last"):
-                    await until(client, takes=True)
+                    await until(client, "last", takes=True)
 
 
-async def until(client: Redis, *, takes: bool) -> None:
+async def until(client: Redis, value: str, *, takes: bool) -> None:
+    """Write until that is taken, or is not."""
     taken = None
     while taken is not takes:
         await asyncio.sleep(0.02)
         try:
-            taken = bool(await client.set("a", "first" if takes is False else "last"))
-        except ResponseError:
+            taken = bool(await client.set("a", value))
+        except (ResponseError, redis.ConnectionError):
             taken = False
 
 
