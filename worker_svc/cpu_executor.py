@@ -99,7 +99,7 @@ class CPUExecutor:
             tokens = torch.zeros(len(slots), dtype=torch.int64)
         else:
             self._follow_rules(slots, tokens)
-            self._pooler.commit()
+            self._pooler.commit(rows.slots)
         penalised = np.flatnonzero(self._sampling.needs[slots] & PENALISED)
         if len(penalised):
             chosen = tokens[torch.from_numpy(penalised)]

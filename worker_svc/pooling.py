@@ -49,7 +49,7 @@ class Pooler:
         self._params: dict[int, PoolingParams] = {}
         self._sums: dict[int, Tensor] = {}
         self._sums_after: dict[int, Tensor] = {}
-        """Those of the step that was computed last."""
+        """Those of the rows that were pooled last."""
 
     def enter(self, row: NewRow) -> None:
         """Raises BadStep for a mean of which some states can no longer be had."""
@@ -88,10 +88,12 @@ class Pooler:
                     pooled.append(PooledRow(row, total, n_summed, params))
         return pooled
 
-    def commit(self) -> None:
-        """The step that was pooled last counts."""
-        self._sums |= self._sums_after
-        self._sums_after = {}
+    def commit(self, slots: Ints) -> None:
+        """What was pooled last counts, but for slots other than these: theirs was a try that failed
+        and is computed again."""
+        if self._sums_after:
+            after, self._sums_after = self._sums_after, {}
+            self._sums |= {slot: after[slot] for slot in slots.tolist() if slot in after}
 
     def _sum(self, slot: int, states: Tensor) -> Tensor:
         total = states.sum(0, dtype=torch.float64)

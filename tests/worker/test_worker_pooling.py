@@ -48,8 +48,9 @@ def test_cut_then_scaled(decoder: Decoder) -> None:
     torch.testing.assert_close(cut, raw / raw.norm())
 
 
+@pytest.mark.parametrize(("slot", "beside"), [(0, 1), (1, 0)], ids=["first", "second"])
 def test_a_step_that_is_tried_again_adds_once(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, slot: int, beside: int
 ) -> None:
     """The first try of each chunk fails behind the pooling, and passes in halves."""
     sample, calls = CPUExecutor._sample, iter(range(100))
@@ -61,13 +62,13 @@ def test_a_step_that_is_tried_again_adds_once(
 
     monkeypatch.setattr(CPUExecutor, "_sample", fails)
     driver = Driver(tiny_runner(decoder))
-    driver.enter(0, PROMPT, pooling=RAW_MEAN)
-    driver.enter(1, PROMPT, GREEDY)
-    driver.run({0: 3})
-    result = driver.run({0: 4, 1: len(PROMPT)})
+    driver.enter(slot, PROMPT, pooling=RAW_MEAN)
+    driver.enter(beside, PROMPT, GREEDY)
+    driver.run({slot: 3})
+    result = driver.run(dict(sorted({slot: 4, beside: len(PROMPT)}.items())))
     assert (result.failed, next(calls)) == ([], 3)
     monkeypatch.undo()
-    torch.testing.assert_close(vector(result), whole(decoder, PROMPT, RAW_MEAN))
+    torch.testing.assert_close(vector(result, row=slot), whole(decoder, PROMPT, RAW_MEAN))
 
 
 def test_the_next_in_a_slot_begins_anew(decoder: Decoder) -> None:

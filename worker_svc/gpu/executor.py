@@ -208,7 +208,7 @@ class GPUExecutor:
     def commit(self, rows: Rows, tokens: Tensor | None) -> None:
         """Tokens that were sampled stand where they belong, and are counted, already."""
         if tokens is not None:
-            self._pooler.commit()
+            self._pooler.commit(rows.slots)
         else:
             for slot in rows.slots[rows.samples].tolist():
                 self._staged.add(TOKEN_IDS, slot, int(self._batch.known[slot]), _ZERO)
