@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,9 +13,27 @@ from pagemesh.shared.grammar import Matcher
 
 MASK_BITS: Final = 32
 
+Mask = NDArray[np.int32]
+
 
 def mask_words(vocab_tokens: int) -> int:
     return -(-vocab_tokens // MASK_BITS)
+
+
+def mask_of(token_ids: Iterable[int], vocab_tokens: int) -> Mask:
+    """int32[ceil(V / 32)]: bit i of word w is set for token 32 w + i. Ids outside the vocabulary
+    have no bit."""
+    ids = np.array([*token_ids], np.int64)
+    bits = np.zeros(mask_words(vocab_tokens) * MASK_BITS, np.bool_)
+    bits[ids[(ids >= 0) & (ids < vocab_tokens)]] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def mask_of_all(vocab_tokens: int) -> Mask:
+    """The mask that has a bit for each token, and for nothing behind them."""
+    bits = np.zeros(mask_words(vocab_tokens) * MASK_BITS, np.bool_)
+    bits[:vocab_tokens] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def fill_masks(matchers: Sequence[Matcher | None], masks: NDArray[np.int32]) -> None:

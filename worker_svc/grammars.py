@@ -12,8 +12,14 @@ from pagemesh.shared.errors import PagemeshError
 from pagemesh.shared.grammar import CompiledRules, GrammarError, GrammarVocabulary, Matcher
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.worker_svc.batch import Ints
-from pagemesh.worker_svc.grammar_masks import fill_masks, mask_words
-from pagemesh.worker_svc.token_rules import Mask, TokenRules, mask_of, token_rules
+from pagemesh.worker_svc.grammar_masks import (
+    Mask,
+    fill_masks,
+    mask_of,
+    mask_of_all,
+    mask_words,
+)
+from pagemesh.worker_svc.token_rules import TokenRules, token_rules
 
 
 class RuleBroken(PagemeshError):
@@ -52,6 +58,7 @@ class Grammars:
         self._load = load_vocabulary
         self._rules: CompiledRules | None = None
         self._vocab_tokens = vocab_tokens
+        self._vocabulary = mask_of_all(vocab_tokens)
         self._by_slot: dict[int, AnswerRules] = {}
         self._faults: dict[int, str] = {}
         self._masks: dict[int, Mask] = {}
@@ -127,8 +134,7 @@ class Grammars:
         `token_ids`; not if it has no rules."""
         if slot not in self._by_slot:
             return False
-        others = ~mask_of(token_ids.tolist(), self._vocab_tokens)
-        others &= mask_of(range(self._vocab_tokens), self._vocab_tokens)
+        others = self._vocabulary & ~mask_of(token_ids, self._vocab_tokens)
         return not (self._masks[slot] & others).any()
 
     def _known_rules(self) -> CompiledRules:

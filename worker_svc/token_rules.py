@@ -6,23 +6,11 @@ Rules are functions of the tokens generated so far, as those of grammars are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from pagemesh.shared.sampling import SamplingParams, ThinkingBudget
-from pagemesh.worker_svc.grammar_masks import MASK_BITS, mask_words
-
-Mask = NDArray[np.int32]
-
-
-def mask_of(token_ids: Iterable[int], vocab_tokens: int) -> Mask:
-    """int32[ceil(V / 32)]: bit i of word w is set for token 32 w + i. Ids outside the vocabulary
-    have no bit."""
-    bits = np.zeros(mask_words(vocab_tokens) * MASK_BITS, np.bool_)
-    bits[[token for token in token_ids if 0 <= token < vocab_tokens]] = True
-    return np.packbits(bits, bitorder="little").view(np.int32)
+from pagemesh.worker_svc.grammar_masks import Mask, mask_of, mask_of_all
 
 
 def token_rules(
@@ -44,11 +32,15 @@ class TokenRules:
         words = params.bad_word_ids or []
         allowed = params.allowed_token_ids
         self._vocab_tokens = vocab_tokens
-        self._vocabulary = mask_of(range(vocab_tokens), vocab_tokens)
+        self._vocabulary = mask_of_all(vocab_tokens)
         self._allowed = None if allowed is None else mask_of(allowed, vocab_tokens)
-        self._banned = mask_of((word[0] for word in words if len(word) == 1), vocab_tokens)
-        self._words = [word for word in words if len(word) > 1]
-        self._tail = _Tail(max(map(len, self._words), default=1) - 1)
+        self._banned = [word[0] for word in words if len(word) == 1]
+        self._words = defaultdict[int, list[list[int]]](list)
+        """Those of several tokens, by the last but one."""
+        for word in words:
+            if len(word) > 1:
+                self._words[word[-2]].append(word)
+        self._tail = _Tail(max(map(len, words), default=1) - 1)
         self._thinking = None if params.thinking is None else _Thinking(params.thinking)
 
     def advance(self, token: int) -> None:
@@ -66,13 +58,17 @@ class TokenRules:
             return
         if self._allowed is not None:
             mask &= self._allowed
-        left = mask & ~self._banned & ~mask_of(self._completing(), self._vocab_tokens)
-        if (left & self._vocabulary).any():
-            mask[:] = left
+        banned = [*self._banned, *self._completing()]
+        if banned:
+            left = mask & ~mask_of(banned, self._vocab_tokens)
+            if (left & self._vocabulary).any():
+                mask[:] = left
 
-    def _completing(self) -> list[int]:
+    def _completing(self) -> Iterator[int]:
         """The tokens that would complete a word of several."""
-        return [word[-1] for word in self._words if self._tail.ends_with(word[:-1])]
+        for word in self._words.get(self._tail.last, ()):
+            if self._tail.ends_with(word[:-1]):
+                yield word[-1]
 
 
 class _Tail:
@@ -84,6 +80,11 @@ class _Tail:
 
     def add(self, token: int) -> None:
         self.tokens = [*self.tokens, token][-self._most :] if self._most else []
+
+    @property
+    def last(self) -> int:
+        """-1 before the first one."""
+        return self.tokens[-1] if self.tokens else -1
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
         return self.tokens[len(self.tokens) - len(tokens) :] == tokens

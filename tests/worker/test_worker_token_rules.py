@@ -13,7 +13,8 @@ from worker_harness import EOS, PROMPT, VOCAB, Driver, alone, floats, tiny_decod
 from pagemesh.shared.sampling import SamplingParams, ThinkingBudget
 from pagemesh.shared.structured_outputs import StructuredOutputsParams
 from pagemesh.shared.wire import unpack_ids
-from pagemesh.worker_svc.token_rules import TokenRules, mask_of
+from pagemesh.worker_svc.grammar_masks import mask_of
+from pagemesh.worker_svc.token_rules import TokenRules
 
 HOT = SamplingParams(temperature=1.4)
 
