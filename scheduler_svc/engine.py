@@ -21,7 +21,13 @@ from pagemesh.scheduler_svc.errors import InvariantError
 from pagemesh.scheduler_svc.inflight import InFlight
 from pagemesh.scheduler_svc.intake import Intake
 from pagemesh.scheduler_svc.lifecycle import Lifecycle
-from pagemesh.scheduler_svc.planning import Admission, Limits, Schedule, plan_step
+from pagemesh.scheduler_svc.planning import (
+    Admission,
+    Limits,
+    Schedule,
+    plan_step,
+    unfit_for_snapshot,
+)
 from pagemesh.scheduler_svc.prefix import PrefixCache
 from pagemesh.scheduler_svc.request import Request
 from pagemesh.scheduler_svc.residents import Residents
@@ -228,9 +234,8 @@ class Engine:
             flight = self._inflight.pop()
             for request in flight.take_back():
                 self._lifecycle.requeue(request, stale_until=sent)
-        for request in list(self._residents.running.values()):
-            if request.computes_all:  # what the worker had added up is gone
-                self._lifecycle.requeue(request, stale_until=sent)
+        for request in unfit_for_snapshot(self._residents.running.values()):
+            self._lifecycle.requeue(request, stale_until=sent)
         self._residents.forget_order()
         self._writer.snapshot_due = True
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 
+import msgspec
+
 from pagemesh.scheduler_svc.client import Client
 from pagemesh.scheduler_svc.queues import order_key
 from pagemesh.scheduler_svc.request import OrderKey, Request
@@ -44,6 +46,7 @@ class Intake:
             stop_ids=self._stop_ids(submit.params),
             seed=submit.seed,
             params=submit.params,
+            params_bytes=len(msgspec.msgpack.encode(submit.params)),
             order=self._order(submit, now_s),
             hashes=self._hashes(submit, len(prompt)),
             cache_salt=submit.cache_salt,

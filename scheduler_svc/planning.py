@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pagemesh.scheduler_svc.blocks import Allocation, BlockManager, blocks_for
 from pagemesh.scheduler_svc.borrowing import Borrowing
@@ -22,6 +22,10 @@ from pagemesh.scheduler_svc.residents import Residents
 from pagemesh.shared.errors import SettingsError
 from pagemesh.shared.messages import Capacity, ModelCard
 from pagemesh.shared.settings import SchedulerSettings
+from pagemesh.shared.wire import MAX_FRAME_BYTES
+
+# Of the rows that enter in one step, and of those in a snapshot: both fit one frame.
+MAX_ROWS_BYTES: Final = MAX_FRAME_BYTES // 4
 
 
 class Limits(NamedTuple):
@@ -110,6 +114,19 @@ def plan_step(
     borrowing = Borrowing(flights, rows.chunks, limits.block_tokens)
     planner = _Admissions(len(residents.running), rows, cache, borrowing, blocks, limits)
     return Schedule(rows, [], planner.plan(waiting, landed_step))
+
+
+def unfit_for_snapshot(running: Iterable[Request]) -> list[Request]:
+    """Who must begin again when the worker has lost its batch: what it had added up of them is
+    gone, or there is no more room in a frame."""
+    unfit, n_bytes = [], 0
+    for request in running:
+        fits = n_bytes == 0 or n_bytes + request.row_bytes <= MAX_ROWS_BYTES
+        if fits and not request.computes_all:
+            n_bytes += request.row_bytes
+        else:
+            unfit.append(request)
+    return unfit
 
 
 def plan_running(
@@ -211,6 +228,7 @@ class _Admissions:
         self._n_running = n_running
         self._budget = rows.budget_left
         self._free = blocks.free - len(rows.growing)
+        self._bytes_left = MAX_ROWS_BYTES
         self._touched: set[int] = set()
 
     def plan(self, waiting: Iterable[Request], landed_step: int) -> list[Admission]:
@@ -220,6 +238,8 @@ class _Admissions:
                 break
             if request.stale_until > landed_step:
                 break  # tokens of its former life are on their way: `ids` is not complete
+            if admissions and request.row_bytes > self._bytes_left:
+                break
             prefix = self._find(request)
             if self._waits_for_others(request, prefix):
                 continue
@@ -261,6 +281,7 @@ class _Admissions:
     def _take(self, admission: Admission) -> None:
         self._n_running += 1
         self._budget -= admission.n_tokens
+        self._bytes_left -= admission.request.row_bytes
         self._free -= admission.allocation.n_free
         self._touched.update(admission.allocation.hit)
         prefix = admission.prefix

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 NEVER: Final = 1 << 62
 """A token count no request reaches."""
+_TOKEN_BYTES: Final = 8
+"""Of its id, and of its share of a block table."""
 
 OrderKey = tuple[int, float, int]
 """(priority, arrival, submission number): smaller is served first and preempted last."""
@@ -78,6 +80,7 @@ class Request:
         "n_prompt",
         "order",
         "params",
+        "params_bytes",
         "parks",
         "plan_limit",
         "pooling",
@@ -114,6 +117,7 @@ class Request:
         stop_ids: frozenset[int],
         seed: int,
         params: SamplingParams,
+        params_bytes: int,
         order: OrderKey,
         hashes: list[bytes],
         cache_salt: str,
@@ -140,6 +144,8 @@ class Request:
         self.stop_ids = stop_ids
         self.seed = seed
         self.params = params
+        self.params_bytes = params_bytes
+        """How large `params` are in a frame."""
         self.order = order
         self.hashes = hashes
         """Chain hashes of the full blocks of `ids`, as far as known."""
@@ -200,6 +206,11 @@ class Request:
         """Whether the worker must see every token of the prompt, and all of them without a gap: it
         adds up what it makes of them."""
         return self.pooling is not None and self.pooling.reads_all
+
+    @property
+    def row_bytes(self) -> int:
+        """Roughly what it adds to the frame of the step in which it enters."""
+        return self.params_bytes + _TOKEN_BYTES * len(self.ids)
 
     @property
     def owed(self) -> int:
