@@ -14,6 +14,7 @@ from pagemesh.shared.sampling import SamplingParams
 FILE: Final = "generation_config.json"
 OF_MODEL: Final = "auto"
 OFF: Final = "vllm"
+_MOST: Final = 2**31 - 1
 # Its names, and ours.
 _NAMES: Final = {
     "temperature": "temperature",
@@ -59,17 +60,17 @@ def _defaults(given: dict[str, Any]) -> dict[str, int | float]:
 
 
 class _Checked(msgspec.Struct):
-    """Types of the parameters."""
+    """Types of the parameters, and what fits a frame."""
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: Annotated[int, Meta(le=_MOST)] = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=_MOST)] | None = None
 
 
 def _ids(given: Any) -> list[int]:
     """Raises ValueError for what is neither an id nor a list of ids."""
     ids = [] if given is None else given if isinstance(given, list) else [given]
-    return msgspec.convert(ids, list[int])
+    return msgspec.convert(ids, list[Annotated[int, Meta(le=_MOST)]])

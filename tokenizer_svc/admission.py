@@ -13,6 +13,7 @@ from pagemesh.shared.messages import Generate, ModelCard, Prompt
 from pagemesh.shared.sampling import SamplingParams, child_seed
 from pagemesh.shared.wire import pack_ids
 from pagemesh.tokenizer_svc.checks import (
+    check_choices,
     check_params,
     check_pooling,
     check_prompt,
@@ -49,6 +50,8 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     check_pooling(generate.pooling, card)
     prompt_ids = pack_ids(ids)
     params = _worded(generate.params, text_model, generate.prompt, text)
+    if params.n > 1:
+        check_choices(params.n, _params_of_choice(params, 0, resumed=False))
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(
         text_model=text_model,

@@ -19,6 +19,8 @@ MIN_QUESTION_LIMIT: Final = 2**20
 QUESTION_UNITS_PER_TOKEN: Final = 8
 # They all travel in one delta, which is packed and unpacked in one go.
 MAX_PROMPT_LOGPROBS: Final = 2**18
+# Of the parameters of all choices, which are sent at once.
+MAX_CHOICES_BYTES: Final = 16 * 2**20
 
 
 def check_prompt(prompt: Prompt, n_prompt: int, max_model_len: int, *, room: int) -> None:
@@ -104,10 +106,32 @@ def resolve_max_tokens(params: SamplingParams, n_prompt: int, card: ModelCard) -
     return params
 
 
+def check_choices(n: int, params: SamplingParams) -> None:
+    """`n` choices each bring their own copy of `params` to the worker."""
+    size_bytes = len(msgspec.msgpack.encode(params))
+    if size_bytes * n > MAX_CHOICES_BYTES:
+        raise RequestError(
+            f"n must be at most {MAX_CHOICES_BYTES // size_bytes} with the rules and the token "
+            "ids that this request brings",
+            code="invalid_value",
+            param="n",
+        )
+
+
+def _check_allowed(token_ids: list[int], text_model: TextModel) -> None:
+    text_model.check_vocabulary(token_ids, param="allowed_token_ids")
+    if len(token_ids) > text_model.prepared.vocab_tokens:
+        raise RequestError(
+            "allowed_token_ids holds more ids than the model has",
+            code="invalid_value",
+            param="allowed_token_ids",
+        )
+
+
 def check_params(params: SamplingParams, text_model: TextModel) -> None:
     text_model.check_vocabulary(list(params.logit_bias), param="logit_bias")
     text_model.check_vocabulary(params.stop_token_ids, param="stop_token_ids")
-    text_model.check_vocabulary(params.allowed_token_ids or [], param="allowed_token_ids")
+    _check_allowed(params.allowed_token_ids or [], text_model)
     text_model.check_vocabulary(params.logprob_token_ids or [], param="logprob_token_ids")
     if len(params.stop) > MAX_STOPS or max(map(len, params.stop), default=0) > MAX_STOP_CHARS:
         raise RequestError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from pagemesh.shared.errors import RequestError, StartupError
+from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import PromptExtras
 from pagemesh.tokenizer_svc.chat_form import ChatForm
 from pagemesh.tokenizer_svc.templates import ChatTemplate
@@ -35,7 +35,8 @@ class GivenTemplates:
     def _compiled(self, source: str) -> tuple[ChatTemplate, ChatForm]:
         try:
             template = ChatTemplate(source, self._special_tokens)
-        except (StartupError, RecursionError, SyntaxError) as error:
+        # Compiling calculates what is constant, which may fail in any way.
+        except Exception as error:
             reason = str(error.__cause__ or error)[:200]
             raise _refused("chat_template", f"cannot be used: {reason}") from error
         return template, ChatForm(template)

@@ -11,12 +11,15 @@ from pagemesh.shared.text_parsers import REASONING_TAGS
 from pagemesh.tokenizer_svc.text_model import TextModel
 
 MAX_BAD_WORD_CHARS: Final = 1024
+MAX_BAD_WORD_TOKENS: Final = 2**14
+"""Of all words of a request, each counted bare and behind a space."""
 
 
 def bad_word_ids(words: list[str], text_model: TextModel) -> list[list[int]]:
     """The sequences of tokens that write each word, at the beginning of a text and behind a space.
-    Raises RequestError (400) for a word that is too long, or has no tokens."""
+    Raises RequestError (400) for a word that is too long or has no tokens, and for too many."""
     found: list[list[int]] = []
+    n_left = MAX_BAD_WORD_TOKENS
     for word in words:
         if len(word) > MAX_BAD_WORD_CHARS:
             raise RequestError(
@@ -29,6 +32,14 @@ def bad_word_ids(words: list[str], text_model: TextModel) -> list[list[int]]:
         if not bare:
             raise RequestError(
                 f"bad_words: {word[:40]!r} has no tokens", code="invalid_value", param="bad_words"
+            )
+        n_left -= len(bare) + len(spaced)
+        if n_left < 0:
+            raise RequestError(
+                f"bad_words takes words of at most {MAX_BAD_WORD_TOKENS} tokens together, each "
+                "bare and behind a space",
+                code="invalid_value",
+                param="bad_words",
             )
         found += [bare] if spaced == bare else [bare, spaced]
     return found

@@ -52,6 +52,8 @@ def test_it_may_be_another_folders_or_none(tmp_path: Path) -> None:
         {"temperature": "hot"},
         {"temperature": -1},
         {"max_new_tokens": 0},
+        {"max_new_tokens": 10**20},
+        {"eos_token_id": [2, 10**30]},
         {"eos_token_id": "</s>"},
         ["temperature"],
     ],

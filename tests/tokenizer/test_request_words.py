@@ -102,9 +102,10 @@ def test_a_template_of_a_request_stands_in_for_the_models(byte_level: TextModel)
         "{% for x",
         "{{ '' | nonsense }}",
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 7 ** 99999 }}",
         "x" * (given_templates.MAX_TEMPLATE_CHARS + 1),
     ],
-    ids=["syntax", "filter", "depth", "length"],
+    ids=["syntax", "filter", "depth", "constant", "length"],
 )
 def test_a_template_of_a_request_that_cannot_be_used_is_refused(
     byte_level: TextModel, source: str
@@ -179,11 +180,24 @@ def test_bad_words_are_banned_alone_and_behind_a_space(pipeline: Pipeline) -> No
     pipeline.close(submit.request_id)
     assert refused(pipeline, bad_words=["  "]).param == "bad_words"
     assert refused(pipeline, bad_words=["a" * 1025]).param == "bad_words"
+    many = [f"{n:x}" * 128 for n in range(256, 512)]
+    assert refused(pipeline, bad_words=many).param == "bad_words"
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "logprob_token_ids"])
 def test_ids_outside_the_vocabulary_are_refused(pipeline: Pipeline, name: str) -> None:
     assert refused(pipeline, logprobs=1, **{name: [10**6]}).param == name
+
+
+def test_more_allowed_ids_than_the_model_has_are_refused(pipeline: Pipeline) -> None:
+    assert refused(pipeline, allowed_token_ids=[1] * 10**5).param == "allowed_token_ids"
+
+
+def test_choices_that_are_too_much_to_send_on_are_refused(pipeline: Pipeline) -> None:
+    rule = StructuredOutputsParams(json={"type": "string", "description": "a" * 200_000})
+    error = refused(pipeline, n=128, structured_outputs=rule)
+    assert (error.status, error.param) == (400, "n")
+    admit(pipeline, n=8, structured_outputs=rule)
 
 
 def test_a_budget_of_reasoning_knows_who_opens_it(thinker: TextModel) -> None:
