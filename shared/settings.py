@@ -219,7 +219,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         _meta("Most requests of batches that one gateway has out; a quarter beside other requests"),
     ] = 64
     trust_request_chat_template: Annotated[
-        bool, _meta("Render the chat templates that requests bring (chat_template), in a sandbox")
+        bool,
+        _meta(
+            "Render the chat templates that requests bring (chat_template), in a sandbox that does "
+            "not bound their time and memory: only where clients are trusted"
+        ),
     ] = False
     seed: Annotated[
         int | None,
