@@ -7,9 +7,9 @@ from pipeline_driver import admit, refused
 from scripts import tokens
 
 from pagemesh.shared.engine_messages import Ended, Pooled
-from pagemesh.shared.messages import Prompt
+from pagemesh.shared.messages import Prompt, PromptExtras
 from pagemesh.shared.pooling import NO_TOKENS, PoolingParams
-from pagemesh.shared.wire import unpack_ids
+from pagemesh.shared.wire import pack_ids, unpack_ids
 from pagemesh.tokenizer_svc.pipeline import Pipeline
 
 POOLED = {"pooling": PoolingParams(), "max_tokens": NO_TOKENS.max_tokens}
@@ -38,7 +38,7 @@ def test_a_lost_engine_has_given_nothing(pipeline: Pipeline) -> None:
 
 def test_the_last_tokens_count_and_a_whole_context_fits(pipeline: Pipeline) -> None:
     ids = list(range(5, 205))
-    prompt = Prompt(token_ids=b"".join(i.to_bytes(4, "little") for i in ids), truncate_tokens=-1)
+    prompt = Prompt(token_ids=pack_ids(ids), extras=PromptExtras(truncate_tokens=-1))
     [submit] = admit(pipeline, prompt=prompt, **POOLED)
     assert unpack_ids(submit.prompt_ids) == ids[-128:]
 
