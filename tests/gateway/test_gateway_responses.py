@@ -128,7 +128,9 @@ async def test_the_object(gateway: Gateway, tokenizer: FakeTokenizer) -> None:
     ]
     assert (talk.generate.params.temperature, talk.generate.params.max_tokens) == (0.5, 9)
     assert (talk.generate.cache_key, talk.generate.priority) == ("k", 1)
-    assert talk.generate.prompt.options == {"reasoning_effort": "low"}
+    extras = talk.generate.prompt.extras
+    assert extras is not None
+    assert extras.options == {"reasoning_effort": "low"}
 
 
 async def test_a_limit_makes_it_incomplete(gateway: Gateway) -> None:
