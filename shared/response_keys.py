@@ -40,17 +40,19 @@ end
 """
 # KEYS: index, sizes, response, events, lease. ARGV: prefix, id, whether it is new, TTL and that of
 # events, TTL of the lease or 0 for none, bytes that it grows by, most bytes of all, how many values
-# follow, fields and values, events. Returns whether it was written: what has ended, or is gone, is
-# not.
+# follow, the place of the first event, fields and values, events. Returns whether it was written:
+# what has ended, or is gone, is not. Events that were written before, of which the answer was lost,
+# are not written again.
 _WRITE: Final = (
     _DROP
     + """
 local index, sizes, prefix, id = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local status = redis.call('HGET', KEYS[3], 'status')
 if ARGV[3] == '0' and status ~= 'queued' and status ~= 'in_progress' then return 0 end
-local first_event = 10 + tonumber(ARGV[9])
-for i = 10, first_event - 1, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
-for i = first_event, #ARGV do redis.call('RPUSH', KEYS[4], ARGV[i]) end
+local first_event = 11 + tonumber(ARGV[9])
+for i = 11, first_event - 1, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+local n_written = math.max(0, redis.call('LLEN', KEYS[4]) - tonumber(ARGV[10]))
+for i = first_event + n_written, #ARGV do redis.call('RPUSH', KEYS[4], ARGV[i]) end
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[5])
 if tonumber(ARGV[6]) > 0 then redis.call('SET', KEYS[5], '', 'PX', ARGV[6])
@@ -139,7 +141,9 @@ class ResponseKeys:
             "context_bytes": str(stored.context_bytes),
             "owner": stored.owner,
         }
-        await self._write(response_id, limits, fields, events, new=True, holds=stored.held)
+        await self._write(
+            response_id, limits, fields, events, first_event=0, new=True, holds=stored.held
+        )
 
     async def update(
         self,
@@ -149,13 +153,17 @@ class ResponseKeys:
         status: str | None = None,
         body: str | None = None,
         events: Sequence[bytes] = (),
+        first_event: int = 0,
         holds: bool,
     ) -> bool:
         """Whether it was written: one that has ended, or is gone, stays as it is. `body`: its new
-        object. `holds`: hold its lease on, or else let it go."""
+        object. `first_event`: the sequence number of the first of `events`. `holds`: hold its lease
+        on, or else let it go."""
         given = {"status": status, "object": body}
         fields = {name: value for name, value in given.items() if value is not None}
-        return await self._write(response_id, limits, fields, events, new=False, holds=holds)
+        return await self._write(
+            response_id, limits, fields, events, first_event=first_event, new=False, holds=holds
+        )
 
     async def _write(
         self,
@@ -164,6 +172,7 @@ class ResponseKeys:
         fields: Mapping[str, str],
         events: Sequence[bytes],
         *,
+        first_event: int,
         new: bool,
         holds: bool,
     ) -> bool:
@@ -176,7 +185,7 @@ class ResponseKeys:
         events_ttl_ms = min(ttl_ms, int(EVENTS_TTL_S * 1000))
         lease_ms = int(LEASE_TTL_S * 1000) if holds else 0
         limits_of_it = [ttl_ms, events_ttl_ms, lease_ms, grows_bytes, limits.max_bytes]
-        head = [self._prefix, response_id, int(new), *limits_of_it, len(values)]
+        head = [self._prefix, response_id, int(new), *limits_of_it, len(values), first_event]
         return bool(await self._run(_WRITE, keys, [*head, *values, *events]))
 
     async def read(

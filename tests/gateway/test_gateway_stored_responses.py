@@ -90,6 +90,33 @@ def held_by(steps: asyncio.Queue[str]) -> Any:
     return script
 
 
+async def test_what_redis_took_without_a_word_is_told_once(
+    gateway: Gateway, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was slow, so it is asked again."""
+    update, n_updates = ResponseKeys.update, 0
+
+    async def without_a_word(*args: Any, **kwargs: Any) -> bool:
+        nonlocal n_updates
+        taken = await update(*args, **kwargs)
+        n_updates += 1
+        if n_updates % 2:
+            raise TimeoutError
+        return taken
+
+    monkeypatch.setattr(ResponseKeys, "update", without_a_word)
+    steps: asyncio.Queue[str] = asyncio.Queue()
+    tokenizer.script = held_by(steps)
+    begun = await create(gateway, background=True)
+    for text in ("a", "b", ""):
+        steps.put_nowait(text)
+        await asyncio.sleep(0.25)
+    await ended(gateway, begun["id"])
+    told = await follow(gateway, begun["id"])
+    assert kinds(told).count("output_text.delta") == 2
+    assert kinds(told)[-1] == "completed"
+
+
 async def test_any_gateway_goes_on_with_a_response(
     gateway: Gateway, other: Gateway, tokenizer: FakeTokenizer
 ) -> None:

@@ -28,12 +28,12 @@ class Events:
     """Words stream events, and numbers them from `next_number` on."""
 
     def __init__(self, next_number: int = 0) -> None:
-        self._next = next_number
+        self.next_number = next_number
 
     def word(self, event: StreamEvent) -> bytes:
         name = event["type"].encode()
-        numbered = encode_json({**event, "sequence_number": self._next})
-        self._next += 1
+        numbered = encode_json({**event, "sequence_number": self.next_number})
+        self.next_number += 1
         return b"event: %b\ndata: %b\n\n" % (name, numbered)
 
     def error(self, error: RequestError) -> bytes:
@@ -59,6 +59,11 @@ class ResponseAnswer:
     @property
     def framing(self) -> Framing:
         return Framing(OPENAI.ping, b"", self._failure)
+
+    @property
+    def n_worded(self) -> int:
+        """Events so far."""
+        return self._events.next_number
 
     async def prepare(self) -> None:
         """Everything comes with the gains."""

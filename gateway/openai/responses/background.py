@@ -145,11 +145,17 @@ class _Telling:
     async def _tell(self) -> bool:
         """False once the response is no longer ours. What Redis does not take waits."""
         try:
-            ours = await self._store.go_on(self._run.job.id, self._untold, status=self._status)
+            ours = await self._go_on(self._status)
         except AWAY:
             return True
         self._untold, self._status = [], None
         return ours
+
+    async def _go_on(self, status: str | None, body: bytes | None = None) -> bool:
+        first_event = self._run.answer.n_worded - len(self._untold)
+        return await self._store.go_on(
+            self._run.job.id, self._untold, first_event=first_event, status=status, body=body
+        )
 
     def _complete(self) -> tuple[str, bytes]:
         ended = self._run.answer.ended()
@@ -165,7 +171,7 @@ class _Telling:
     async def _tell_end(self, status: str, body: bytes) -> None:
         while True:
             try:
-                await self._store.go_on(self._run.job.id, self._untold, status=status, body=body)
+                await self._go_on(status, body)
                 return
             except AWAY:
                 await asyncio.sleep(BEAT_S)

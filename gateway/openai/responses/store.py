@@ -229,14 +229,21 @@ class ResponseStore:
         response_id: str,
         events: Sequence[bytes],
         *,
+        first_event: int,
         status: str | None = None,
         body: bytes | None = None,
     ) -> bool:
         """Hold a response that runs on, or end it with its `body`; False once it is no longer ours
-        to run. Raises as redis does."""
-        text = None if body is None else body.decode()
+        to run. `first_event`: the sequence number of the first of `events`. Raises as redis does;
+        it may be called again with the same events then."""
         return await self._keys.update(
-            response_id, self._limits, status=status, body=text, events=events, holds=body is None
+            response_id,
+            self._limits,
+            status=status,
+            body=None if body is None else body.decode(),
+            events=events,
+            first_event=first_event,
+            holds=body is None,
         )
 
 
