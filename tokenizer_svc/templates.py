@@ -1,14 +1,15 @@
 """Chat templates: Jinja in a sandbox, the same environment that transformers gives them.
 
-The template belongs to whoever runs the server; the messages come from anybody. So a render is
-bounded in time and in size, and whatever it raises is the fault of the one request.
+The template belongs to whoever runs the server, or to who is trusted with it; the messages come from
+anybody. So a render is bounded in time and in size, and whatever it raises is the fault of the one
+request. One call within it, such as a filter's, is not: that takes a template made for it.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -23,6 +24,8 @@ from pagemesh.shared.errors import RequestError, StartupError
 
 MAX_RENDER_S: Final = 10.0
 MAX_RENDERED_CHARS: Final = 64 * 2**20
+# Of a filter that templates do not write.
+_TIMED: Final = "each in time"
 
 
 class _RenderLimit(TemplateError):
@@ -30,7 +33,7 @@ class _RenderLimit(TemplateError):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Looks at the clock at each lookup and call, which every loop over messages makes."""
+    """Looks at the clock at each lookup and call, and each time round a loop."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -38,6 +41,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         )
         self._deadline_s: ContextVar[float] = ContextVar("deadline_s", default=float("inf"))
         self.filters["tojson"] = _to_json
+        self.filters[_TIMED] = self._timed
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -52,6 +56,17 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def check_time(self) -> None:
         if time.monotonic() > self._deadline_s.get():
             raise _RenderLimit(f"the chat template ran for more than {MAX_RENDER_S:.0f} s")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _TIMED, [], [], None, None, lineno=loop.lineno)
+        return tree
+
+    def _timed(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.check_time()
+            yield item
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         self.check_time()
