@@ -1,8 +1,8 @@
 """Chat templates: Jinja in a sandbox, the same environment that transformers gives them.
 
-The template belongs to whoever runs the server, or to who is trusted with it; the messages come from
-anybody. So a render is bounded in time and in size, and whatever it raises is the fault of the one
-request. One call within it, such as a filter's, is not: that takes a template made for it.
+The template belongs to whoever runs the server, or to who is trusted with it; the messages come
+from anybody. So a render is bounded in time and in size, and whatever it raises is the fault of the
+one request. A single call within it, such as a filter's, is not: that takes a template made for it.
 """
 
 from __future__ import annotations
