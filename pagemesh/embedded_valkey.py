@@ -34,6 +34,7 @@ requirepass {password}
 dir "{folder}"
 save ""
 appendonly {keeps}
+auto-aof-rewrite-min-size 16mb
 maxmemory 512mb
 loglevel warning
 """

@@ -56,6 +56,8 @@ class FileStore:
     @contextmanager
     def part(self, owner: str) -> Iterator[BinaryIO]:
         """Something to write to. What is not published when the block ends is gone."""
+        # What is in the files is no other user's business, unless the folder was there before.
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = self._of(owner)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{os.urandom(12).hex()}.part"

@@ -136,6 +136,15 @@ def test_what_a_full_disk_refuses_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_other_users_of_the_machine_read_nothing(tmp_path: Path) -> None:
+    made, shared = tmp_path / "made" / "here", tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o770)
+    for folder, mode in ((made, 0o700), (shared, 0o770)):
+        with FileStore(folder, LIMITS).part(OWNER):
+            assert folder.stat().st_mode & 0o777 == mode
+
+
 def test_what_was_not_run_in_time_is_told_line_by_line(stores: Stores) -> None:
     stores.answer(1, 2, "in time")
     missing = [Line(number, f"r{number}", "", b"") for number in (1, 3)]
