@@ -81,9 +81,10 @@ class HostSamplingState:
         self.logprobs[slot] = params.logprobs or 0
         self.prompt_logprobs[slot] = params.prompt_logprobs or 0
         if params.logit_bias:
-            bias = {token: by for token, by in params.logit_bias.items() if self._is_token(token)}
-            ids = np.fromiter(bias, np.int64)
-            self._biases[slot] = ids, np.fromiter(bias.values(), np.float32)
+            ids = np.fromiter(params.logit_bias, np.int64)
+            known = (ids >= 0) & (ids < self._vocab_tokens)
+            by = np.fromiter(params.logit_bias.values(), np.float32)
+            self._biases[slot] = ids[known], by[known]
         if params.min_tokens > 0:
             banned = sorted(filter(self._is_token, {*self._eos_token_ids, *params.stop_token_ids}))
             self._banned[slot] = np.array(banned, np.int64)
