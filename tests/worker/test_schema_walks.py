@@ -68,7 +68,7 @@ def is_valid(schema: Schema, text: str) -> bool:
     return Draft202012Validator(schema, format_checker=checker).is_valid(json.loads(text))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(schema=TREES, seed=1)
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_an_answer_that_ends_is_valid(walker: Walker, schema: Schema, seed: int) -> None:
