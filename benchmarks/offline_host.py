@@ -35,7 +35,7 @@ from pagemesh.worker_svc.batch import Batch, Ints, Rows, WireInts
 from pagemesh.worker_svc.executor import Computed, at_once
 from pagemesh.worker_svc.memory import CPU_NUM_SEQS
 from pagemesh.worker_svc.runner import Runner
-from pagemesh.worker_svc.sampler import SampledRows
+from pagemesh.worker_svc.sampler import NO_LOGPROBS, SampledRows
 
 BLOCK_TOKENS: Final = 16
 PROMPT_TOKENS: Final = 128
@@ -76,14 +76,13 @@ class PresetExecutor:
         draw = np.random.default_rng(0).integers(3, vocab_tokens, 64 * max_rows)
         self._tokens = torch.from_numpy(draw)
         self._finite = np.ones(max_rows, np.bool_)
-        self._none = np.empty(0, np.int64)
         self._first = 0
 
     def compute(self, rows: Rows) -> Computed:
         n = int(rows.samples.sum())
         self._first = (self._first + 7) % (len(self._tokens) - n)
         tokens = self._tokens[self._first : self._first + n]
-        sampled = SampledRows(tokens, self._finite[:n], self._none, self._none, None)
+        sampled = SampledRows(tokens, self._finite[:n], NO_LOGPROBS, None)
         return Computed(sampled, [], [], tokens, self.device.launch() if self.device else at_once)
 
     def enter(self, row: NewRow, ids: WireInts) -> None: ...

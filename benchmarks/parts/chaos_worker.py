@@ -26,7 +26,7 @@ from pagemesh.worker_svc.executor import Computed, at_once
 from pagemesh.worker_svc.memory import CPU_NUM_SEQS, plan_memory
 from pagemesh.worker_svc.models.config import DecoderConfig
 from pagemesh.worker_svc.runner import Runner
-from pagemesh.worker_svc.sampler import SampledRows
+from pagemesh.worker_svc.sampler import NO_LOGPROBS, SampledRows
 from pagemesh.worker_svc.service import WorkerService
 from pagemesh.worker_svc.stages import Report
 from parts.prompt_script import PromptScript
@@ -71,8 +71,7 @@ class ScriptedExecutor:
         slots = rows.slots[rows.samples]
         places = self._starts[slots] + self._batch.known[slots] - self._batch.n_prompt[slots]
         tokens = torch.from_numpy(self._script.ids[places % len(self._script.ids)].astype(np.int64))
-        none = np.empty(0, np.int64)
-        sampled = SampledRows(tokens, np.ones(len(slots), np.bool_), none, none, None)
+        sampled = SampledRows(tokens, np.ones(len(slots), np.bool_), NO_LOGPROBS, None)
         return Computed(sampled, [], [], tokens, at_once)
 
     def commit(self, rows: Rows, tokens: torch.Tensor | None) -> None: ...
