@@ -12,7 +12,7 @@ from pagemesh import LLM, RequestOutput, SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
-N_TOKENS = 32
+N_TOKENS = 16
 SETTINGS: list[dict[str, Any]] = [
     {"max_num_batched_tokens": 19, "run_ahead_depth": 1, "threads": 1, "block_size": 16},
     {"max_num_batched_tokens": 101, "block_size": 5, "threads": 3},

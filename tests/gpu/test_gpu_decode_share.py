@@ -197,7 +197,7 @@ def steps(draw: st.DrawFn) -> Drawn:
     return Drawn(lengths, copies, shape, config)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(steps())
 def test_any_sharing(drawn):
     *layout, config = drawn

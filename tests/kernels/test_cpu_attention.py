@@ -86,7 +86,7 @@ def attention(batch: Batch, work: np.ndarray, window: int | None, n_threads: int
     return out
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(SHAPES, ROWS, WINDOWS, DTYPES, SEEDS, st.integers(0, 2), st.integers(1, 3))
 def test_equals_dense_attention(shape, rows, window, dtype, seed, padding_tokens, n_threads):
     """Over pages of NaN wherever no sequence has stored anything."""
