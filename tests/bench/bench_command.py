@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,8 @@ class Bench:
         self._capsys = capsys
 
     async def __call__(self, server: ScriptedServer, *flags: str) -> Ran:
+        gc.collect()  # what tests before left behind may have its last words now, not among ours
+        self._capsys.readouterr()
         async with server.running():
             argv = ["bench", "serve", "--base-url", server.url, "--json", str(self.json), *flags]
             exit_code = await asyncio.to_thread(cli.main, argv)

@@ -199,8 +199,9 @@ async def test_failures_are_counted_and_end_in_exit_code_1(
 async def test_a_server_that_cannot_answer_at_all_is_one_line(bench: Bench) -> None:
     ran = await bench(ScriptedServer(broken), *SMALL)
     assert ran.exit_code == cli.EXIT_STARTUP
-    (line,) = ran.err.splitlines()
-    assert line.endswith("failed: HTTP 500: broken")
+    lines = ran.err.splitlines()
+    assert len(lines) == 1, ran.err
+    assert lines[0].endswith("failed: HTTP 500: broken")
     assert ran.figures == {}
 
 
