@@ -78,7 +78,6 @@ _MESH: Final = tuple(
 )
 
 OPERATIONS: Final = (
-    *_MESH,
     Operation(
         method="POST",
         path="/v1/chat/completions",
@@ -396,4 +395,5 @@ OPERATIONS: Final = (
         answer="A page without scripts",
         answers=("text/html",),
     ),
+    *_MESH,
 )
