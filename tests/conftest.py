@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import uuid
@@ -35,6 +36,11 @@ structlog.configure = lambda **kept: _configure(**{**kept, "cache_logger_on_firs
 def _logging_as_before() -> Iterator[None]:
     yield
     structlog.reset_defaults()
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler:  # pytest has its own kinds
+            root.removeHandler(handler)
+    root.setLevel(logging.WARNING)
 
 
 # Before any test imports torch: the suite shares its cores with the processes it starts.
