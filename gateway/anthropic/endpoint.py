@@ -15,7 +15,6 @@ from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.answer import Job, encode_json, new_id, respond
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader
 from pagemesh.gateway.openai.chat import chat_job, chat_prompt
 from pagemesh.gateway.openai.tools import tool_use
 from pagemesh.gateway.whole import json_answer
@@ -30,10 +29,8 @@ class MessagesEndpoint:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        on_unknown = partial(backend.metrics.unknown_field, "messages")
-        reader = partial(BodyReader, offload=backend.offload, on_unknown=on_unknown)
-        self._messages = reader(BodyDecoder(MessagesRequest, REFUSED))
-        self._counts = reader(BodyDecoder(CountTokensRequest, REFUSED))
+        self._messages = backend.body_reader("messages", MessagesRequest, REFUSED)
+        self._counts = backend.body_reader("messages", CountTokensRequest, REFUSED)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

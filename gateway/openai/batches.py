@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -19,7 +18,6 @@ from pagemesh.gateway.batches.pages import Page, page_of
 from pagemesh.gateway.batches.record import ENDED, WINDOW, WINDOW_S, BatchRecord
 from pagemesh.gateway.batches.run import Means
 from pagemesh.gateway.openai.answer import encode_json
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.files import checked_life_s
 from pagemesh.gateway.openai.schema import BatchRequest
@@ -38,8 +36,7 @@ MAX_METADATA_VALUE_CHARS: Final = 512
 class BatchesEndpoint:
     def __init__(self, backend: Backend, means: Means) -> None:
         self._means = means
-        on_unknown = partial(backend.metrics.unknown_field, "batches")
-        self._reader = BodyReader(BodyDecoder(BatchRequest, {}), backend.offload, on_unknown)
+        self._reader = backend.body_reader("batches", BatchRequest, {})
 
     async def create(self, request: web.Request) -> web.Response:
         body = await self._reader.read(await request.read())

@@ -11,7 +11,7 @@ from aiohttp import web
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.openai.answer import Job, new_id, respond
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, check_plain
+from pagemesh.gateway.openai.body import check_plain
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
 from pagemesh.gateway.openai.chat_options import with_options
 from pagemesh.gateway.openai.errors import bad
@@ -30,8 +30,7 @@ class ChatEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._on_unknown = partial(backend.metrics.unknown_field, "chat")
-        decoder = BodyDecoder(ChatRequest, CHAT_REFUSED)
-        self._reader = BodyReader(decoder, backend.offload, self._on_unknown)
+        self._reader = backend.body_reader("chat", ChatRequest, CHAT_REFUSED)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         job = await self.job(request)

@@ -20,7 +20,7 @@ from pagemesh.gateway.openai.answer import (
     new_id,
     respond,
 )
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
+from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.fields import COMPLETION_REFUSED
 from pagemesh.gateway.openai.logprobs import (
     CompletionLogprobs,
@@ -48,9 +48,7 @@ _PLAIN: Final = b',"logprobs":null,' + _GOES_ON + b"}"
 class CompletionsEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        on_unknown = partial(backend.metrics.unknown_field, "completions")
-        decoder = BodyDecoder(CompletionRequest, COMPLETION_REFUSED)
-        self._reader = BodyReader(decoder, backend.offload, on_unknown)
+        self._reader = backend.body_reader("completions", CompletionRequest, COMPLETION_REFUSED)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         job = await self.job(request)

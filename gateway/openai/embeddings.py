@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from binascii import b2a_base64
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +17,7 @@ from pagemesh.gateway.generation import Generation, PromptState
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.open_requests import OpenRequest
 from pagemesh.gateway.openai.answer import encode_json, new_id
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
+from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.deadline import timeout_of, too_late
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import EMBEDDING_REFUSED
@@ -71,9 +70,7 @@ class _Job(msgspec.Struct, frozen=True):
 class EmbeddingsEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        on_unknown = partial(backend.metrics.unknown_field, "embeddings")
-        decoder = BodyDecoder(EmbeddingRequest, EMBEDDING_REFUSED)
-        self._reader = BodyReader(decoder, backend.offload, on_unknown)
+        self._reader = backend.body_reader("embeddings", EmbeddingRequest, EMBEDDING_REFUSED)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

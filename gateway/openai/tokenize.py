@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from aiohttp import web
@@ -10,7 +9,7 @@ from aiohttp import web
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.answer import encode_json, new_id
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
+from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.chat import chat_prompt
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import TOKENIZE_REFUSED
@@ -27,15 +26,8 @@ class TokenizeEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._offload = backend.offload
-        unknown = backend.metrics.unknown_field
-        self._tokenize = BodyReader(
-            BodyDecoder(TokenizeRequest, TOKENIZE_REFUSED),
-            backend.offload,
-            partial(unknown, "tokenize"),
-        )
-        self._detokenize = BodyReader(
-            BodyDecoder(DetokenizeRequest, {}), backend.offload, partial(unknown, "detokenize")
-        )
+        self._tokenize = backend.body_reader("tokenize", TokenizeRequest, TOKENIZE_REFUSED)
+        self._detokenize = backend.body_reader("detokenize", DetokenizeRequest, {})
 
     async def tokenize(self, request: web.Request) -> web.Response:
         raw = await request.read()

@@ -13,7 +13,7 @@ from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID, is_sane_id
 from pagemesh.gateway.openai.answer import Job, encode_json, respond
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader, IdLimit
+from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.completions import completion_job
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import COMPLETION_REFUSED
@@ -32,10 +32,8 @@ class TokensEndpoint:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        on_unknown = partial(backend.metrics.unknown_field, "generate")
-        reader = partial(BodyReader, offload=backend.offload, on_unknown=on_unknown)
-        self._outer = reader(BodyDecoder(GenerateRequest, {}))
-        self._inner = reader(BodyDecoder(CompletionRequest, COMPLETION_REFUSED))
+        self._outer = backend.body_reader("generate", GenerateRequest, {})
+        self._inner = backend.body_reader("generate", CompletionRequest, COMPLETION_REFUSED)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()

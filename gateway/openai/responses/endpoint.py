@@ -12,7 +12,6 @@ from aiohttp import web
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.generation import ID_BYTES
 from pagemesh.gateway.openai.answer import Job, encode_json, new_id, respond, too_large
-from pagemesh.gateway.openai.body import BodyDecoder, BodyReader
 from pagemesh.gateway.openai.chat import chat_job
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.params import split_key
@@ -51,9 +50,7 @@ class ResponsesEndpoint:
         self._offload = backend.offload
         self._store = store
         self._background = background
-        on_unknown = partial(backend.metrics.unknown_field, "responses")
-        decoder = BodyDecoder(ResponseRequest, REFUSED)
-        self._reader = BodyReader(decoder, backend.offload, on_unknown)
+        self._reader = backend.body_reader("responses", ResponseRequest, REFUSED)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
