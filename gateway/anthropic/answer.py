@@ -7,7 +7,7 @@ from typing import Any, Final
 from pagemesh.gateway.anthropic.blocks import BlockStream, whole_blocks
 from pagemesh.gateway.anthropic.errors import error_body
 from pagemesh.gateway.generation import Generation
-from pagemesh.gateway.openai.answer import Job, encode_json
+from pagemesh.gateway.openai.answer import Job, QuickAnswer, encode_json
 from pagemesh.gateway.openai.answer_reader import AnswerReader
 from pagemesh.gateway.openai.sse import Framing
 from pagemesh.shared.messages import Delta
@@ -26,7 +26,7 @@ ANTHROPIC: Final = Framing(
 )
 
 
-class MessagesAnswer:
+class MessagesAnswer(QuickAnswer):
     """A message of one choice, as content blocks."""
 
     framing: Final = ANTHROPIC
@@ -36,9 +36,6 @@ class MessagesAnswer:
         self._generation = generation
         self._reader = AnswerReader(job, generation)
         self._blocks = BlockStream()
-
-    async def prepare(self) -> None:
-        """Everything comes with the gains."""
 
     def whole(self, gains: list[Delta]) -> dict[str, Any]:
         events, gain = self._reader.read(gains[0])
@@ -60,13 +57,6 @@ class MessagesAnswer:
 
     async def opening(self) -> bytes:
         return event({"type": "message_start", "message": self._message([])}) + _PING
-
-    async def gain(self, gain: Delta) -> bytes:
-        return self.event(gain)
-
-    @property
-    def quick(self) -> bool:
-        return True
 
     def event(self, gain: Delta) -> bytes:
         events, gain = self._reader.read(gain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
 from operator import attrgetter
@@ -121,6 +122,21 @@ class Answer(Chunks, Protocol):
 
     def whole(self, gains: list[Delta]) -> dict[str, Any]:
         """The body of an answer that is not streamed. Pure."""
+
+
+class QuickAnswer(ABC):
+    """An Answer of which every gain is worded at once, and nothing but the gains is needed."""
+
+    quick: Final = True
+
+    async def prepare(self) -> None:  # noqa: B027, nothing is to be fetched
+        """Everything comes with the gains."""
+
+    @abstractmethod
+    def event(self, gain: Delta) -> bytes: ...
+
+    async def gain(self, gain: Delta) -> bytes:
+        return self.event(gain)
 
 
 async def respond(

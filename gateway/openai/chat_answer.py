@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from pagemesh.gateway.generation import Generation
-from pagemesh.gateway.openai.answer import ChunkFrame, Job, encode_json, named_ids
+from pagemesh.gateway.openai.answer import ChunkFrame, Job, QuickAnswer, encode_json, named_ids
 from pagemesh.gateway.openai.logprobs import chat_logprobs, prompt_logprobs, with_ids_as_text
 from pagemesh.gateway.openai.sse import OPENAI
 from pagemesh.gateway.openai.usage import usage
@@ -14,7 +14,7 @@ from pagemesh.shared.messages import Delta
 from pagemesh.shared.wire import unpack_ids
 
 
-class ChatAnswer:
+class ChatAnswer(QuickAnswer):
     """Chunks: a role per choice, text, a finish per choice, usage when asked for."""
 
     framing: Final = OPENAI
@@ -23,9 +23,6 @@ class ChatAnswer:
         self._job = job
         self._generation = generation
         self._shows_ids = bool(job.body.return_token_ids)
-
-    async def prepare(self) -> None:
-        """Everything comes with the gains."""
 
     def whole(self, gains: list[Delta]) -> dict[str, Any]:
         prompt = self._generation.prompts[0]
@@ -83,13 +80,6 @@ class ChatAnswer:
             self._frame.event(b'{"index":%d,%b' % (index, delta), more)
             for index in range(self._job.params.n)
         )
-
-    async def gain(self, gain: Delta) -> bytes:
-        return self.event(gain)
-
-    @property
-    def quick(self) -> bool:
-        return True
 
     def event(self, gain: Delta) -> bytes:
         """No chunk for a gain without text, logprobs or finish (half a character, say)."""

@@ -12,7 +12,7 @@ from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID, is_sane_id
-from pagemesh.gateway.openai.answer import Job, encode_json, respond
+from pagemesh.gateway.openai.answer import Job, QuickAnswer, encode_json, respond
 from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.completions import completion_job
 from pagemesh.gateway.openai.errors import bad
@@ -92,7 +92,7 @@ def _job(body: CompletionRequest, served: ServedModel) -> Job:
     return msgspec.structs.replace(job, params=msgspec.structs.replace(params, detokenize=False))
 
 
-class TokensAnswer:
+class TokensAnswer(QuickAnswer):
     """Ids of each choice, as they come."""
 
     framing: Final = OPENAI
@@ -101,9 +101,6 @@ class TokensAnswer:
         self._request_id = request_id
         self._job = job
         self._generation = generation
-
-    async def prepare(self) -> None:
-        """Everything comes with the gains."""
 
     def whole(self, gains: list[Delta]) -> dict[str, Any]:
         return {
@@ -126,13 +123,6 @@ class TokensAnswer:
 
     async def opening(self) -> bytes:
         return b""
-
-    async def gain(self, gain: Delta) -> bytes:
-        return self.event(gain)
-
-    @property
-    def quick(self) -> bool:
-        return True
 
     def event(self, gain: Delta) -> bytes:
         return event({"request_id": self._request_id, "choices": [self._choice(gain)]})

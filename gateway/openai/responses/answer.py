@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from pagemesh.gateway.generation import Generation
-from pagemesh.gateway.openai.answer import Job, encode_json
+from pagemesh.gateway.openai.answer import Job, QuickAnswer, encode_json
 from pagemesh.gateway.openai.answer_reader import AnswerReader
 from pagemesh.gateway.openai.errors import error_body
 from pagemesh.gateway.openai.responses import objects
@@ -42,7 +42,7 @@ class Events:
         return self.word({"type": "error", **fields})
 
 
-class ResponseAnswer:
+class ResponseAnswer(QuickAnswer):
     """`begun` is the object as it begins. `seals`: reasoning is also sent sealed."""
 
     def __init__(
@@ -64,9 +64,6 @@ class ResponseAnswer:
     def n_worded(self) -> int:
         """Events so far."""
         return self._events.next_number
-
-    async def prepare(self) -> None:
-        """Everything comes with the gains."""
 
     def whole(self, gains: list[Delta]) -> Object:
         for gain in gains:
@@ -91,13 +88,6 @@ class ResponseAnswer:
         status = objects.IN_PROGRESS if kind == objects.IN_PROGRESS else self.begun["status"]
         response = self.begun | {"status": status}
         return self._events.word({"type": f"response.{kind}", "response": response})
-
-    async def gain(self, gain: Delta) -> bytes:
-        return self.event(gain)
-
-    @property
-    def quick(self) -> bool:
-        return True
 
     def event(self, gain: Delta) -> bytes:
         return b"".join(self.events([gain]))
