@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -15,8 +14,6 @@ from pagemesh.shared.pause_keys import Mode, PauseKeys, StoredPause
 from pagemesh.shared.registry import AWAY
 
 LOOK_PERIOD_S: Final = 0.5
-# Each is lost to another change at the same moment.
-MAX_TRIES: Final = 8
 
 log = structlog.get_logger(__name__)
 
@@ -51,18 +48,15 @@ class PauseStore:
         """For every gateway, from now on: those to come as well. Raises RequestError (503) when
         Redis is away; nothing has changed then."""
         try:
-            for _ in range(MAX_TRIES):
-                held = await self._keys.newest(self.stored)
-                new = StoredPause(max(held.version + 1, time.time_ns() // 10**6), mode)
-                if await self._keys.replace(held, new):
-                    self._adopt(new)
-                    return
+            new = await self._keys.change(self.stored, lambda _: mode)
         except AWAY as error:
             raise RequestError(
                 "Redis, through which all gateways are told, does not answer: nothing was changed.",
                 status=503,
             ) from error
-        raise RequestError("Others changed it meanwhile: try again.", status=409)
+        if new is None:
+            raise RequestError("Others changed it meanwhile: try again.", status=409)
+        self._adopt(new)
 
     def _adopt(self, newest: StoredPause) -> None:
         if newest.version > self.stored.version:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -17,8 +17,6 @@ from pagemesh.shared.route_keys import RouteKeys, StoredRoutes
 from pagemesh.shared.routes import BadRoute, Route
 
 LOOK_PERIOD_S: Final = 0.5
-# Each is lost to another change at the same moment.
-MAX_TRIES: Final = 8
 
 Edit = Callable[[dict[str, Route]], dict[str, Route]]
 log = structlog.get_logger(__name__)
@@ -48,9 +46,7 @@ class RouteStore:
         that do not go together; nothing has changed then.
         """
         try:
-            for _ in range(MAX_TRIES):
-                if await self._try_change(edit):
-                    return
+            new = await self._keys.change(self.routes.stored, partial(self._edited, edit))
         except AWAY as error:
             raise RequestError(
                 "Redis, which keeps the routes, does not answer: nothing was changed, and the "
@@ -63,18 +59,15 @@ class RouteStore:
                 f"The routes in Redis are of another version, so that nothing was changed: {error}",
                 status=409,
             ) from error
-        raise RequestError("Others changed the routes meanwhile: try again.", status=409)
-
-    async def _try_change(self, edit: Edit) -> bool:
-        held = await self._keys.newest(self.routes.stored)
-        wanted = edit(dict(held.routes))
-        self.routes.check(wanted)
-        new = StoredRoutes(max(held.version + 1, time.time_ns() // 10**6), wanted)
-        if not await self._keys.replace(held, new):
-            return False
+        if new is None:
+            raise RequestError("Others changed the routes meanwhile: try again.", status=409)
         log.info("routes_changed", version=new.version, routes=new.routes)
         self.routes.adopt(new)
-        return True
+
+    def _edited(self, edit: Edit, held: StoredRoutes) -> dict[str, Route]:
+        wanted = edit(dict(held.routes))
+        self.routes.check(wanted)
+        return wanted
 
     async def _look(self) -> None:
         try:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import msgspec
 from redis.asyncio import Redis
 
-from pagemesh.shared.versioned_key import Versioned, VersionedKey
+from pagemesh.shared.versioned_key import VersionedKey
 
 Mode = Literal["abort", "wait"]
 
@@ -20,26 +19,6 @@ class StoredPause(NamedTuple):
     mode: Mode | None = None
 
 
-class PauseKeys:
-    """Raises redis.RedisError, OSError or TimeoutError when Redis is away."""
-
+class PauseKeys(VersionedKey[StoredPause]):
     def __init__(self, redis: Redis, mesh_name: str) -> None:
-        self._key = VersionedKey(redis, mesh_name, "pause")
-
-    async def newest(self, held: StoredPause) -> StoredPause:
-        """What Redis holds, or `held` if that is newer, which Redis then holds too.
-
-        Raises msgspec.MsgspecError for what another version has written.
-        """
-        found = await self._key.newest(_written(held))
-        if found is None:
-            return StoredPause()
-        return StoredPause(found.version, msgspec.json.decode(found.text, type=Mode | None))
-
-    async def replace(self, held: StoredPause, new: StoredPause) -> bool:
-        """Whether `new` stands in Redis: it does not when `held` is no longer the newest."""
-        return await self._key.replace(held.version, _written(new))
-
-
-def _written(stored: StoredPause) -> Versioned:
-    return Versioned(stored.version, msgspec.json.encode(stored.mode).decode())
+        super().__init__(redis, mesh_name, "pause", StoredPause, Mode | None)

@@ -313,7 +313,7 @@ async def test_without_redis_the_routes_go_on_and_none_changes(
         raise ConnectionRefusedError("nobody is there")
 
     with monkeypatch.context() as broken:
-        broken.setattr(gateway.core.backend.route_store._keys._key._redis, "eval", refuse)
+        broken.setattr(gateway.core.backend.route_store._keys._redis, "eval", refuse)
         status, body = await change(gateway, "PUT", "new", {"targets": "model-b"})
         assert status == 503
         assert "Redis, which keeps the routes, does not answer" in body["error"]["message"]
