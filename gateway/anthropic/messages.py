@@ -9,7 +9,7 @@ import msgspec
 
 from pagemesh.gateway.openai.body import MAX_VALUES, check_plain
 from pagemesh.gateway.openai.errors import bad
-from pagemesh.gateway.openai.messages import check_count
+from pagemesh.gateway.openai.messages import check_count, string_in
 
 ROLES: Final = ("user", "assistant", "system")
 _Block = dict[str, Any]
@@ -72,7 +72,7 @@ def _tool_message(block: _Block, where: str) -> _Message:
     content = block.get("content")
     return {
         "role": "tool",
-        "tool_call_id": _string(block, "tool_use_id", where),
+        "tool_call_id": string_in(block, "tool_use_id", where),
         "content": "" if content is None else _text(content, f"{where}.content"),
     }
 
@@ -87,7 +87,7 @@ def _of_assistant(blocks: list[tuple[str, _Block]]) -> _Message:
             case "text":
                 parts.append(_text_part(block, where))
             case "thinking":
-                thoughts.append(_string(block, "thinking", where))
+                thoughts.append(string_in(block, "thinking", where))
             case "tool_use":
                 calls.append(_call(block, where))
             case "redacted_thinking":
@@ -105,10 +105,10 @@ def _call(block: _Block, where: str) -> _Block:
     if not isinstance(arguments, dict):
         raise bad(f"{where}.input", "must be an object")
     function = {
-        "name": _string(block, "name", where),
+        "name": string_in(block, "name", where),
         "arguments": msgspec.json.encode(arguments).decode(),
     }
-    return {"id": _string(block, "id", where), "type": "function", "function": function}
+    return {"id": string_in(block, "id", where), "type": "function", "function": function}
 
 
 def _text(content: object, where: str) -> str | list[_Block]:
@@ -134,14 +134,7 @@ def _blocks(content: object, where: str) -> list[tuple[str, _Block]]:
 
 
 def _text_part(block: _Block, where: str) -> _Block:
-    return {"type": "text", "text": _string(block, "text", where)}
-
-
-def _string(block: _Block, name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise bad(f"{where}.{name}", "must be a string")
-    return value
+    return {"type": "text", "text": string_in(block, "text", where)}
 
 
 def _wrong_kind(block: _Block, where: str) -> Exception:

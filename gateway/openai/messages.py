@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pagemesh.gateway.openai.body import MAX_VALUES, check_plain
@@ -79,14 +80,21 @@ def _check_content(message: dict[str, Any], where: str) -> None:
         raise bad(f"{where}.content", "must be a string or a list of text parts")
 
 
+def string_in(fields: Mapping[str, Any], name: str, where: str) -> str:
+    """The field of what stands at `where`. Raises RequestError (400) if it is no string."""
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise bad(f"{where}.{name}", "must be a string")
+    return value
+
+
 def _check_part(part: object, where: str) -> None:
     if not isinstance(part, dict):
         raise bad(where, "must be an object with a type")
     if part.get("type") != "text":
         kind = str(part.get("type"))[:40]
         raise bad(f"{where}.type", f"{kind!r} is not supported: this model reads text parts only")
-    if not isinstance(part.get("text"), str):
-        raise bad(f"{where}.text", "must be a string")
+    string_in(part, "text", where)
 
 
 def _check_tool_calls(message: dict[str, Any], where: str) -> None:
@@ -98,5 +106,4 @@ def _check_tool_calls(message: dict[str, Any], where: str) -> None:
         if not isinstance(function, dict):
             raise bad(f"{where}.tool_calls[{i}].function", "must be an object")
         for name in ("name", "arguments"):
-            if not isinstance(function.get(name), str):
-                raise bad(f"{where}.tool_calls[{i}].function.{name}", "must be a string")
+            string_in(function, name, f"{where}.tool_calls[{i}].function")

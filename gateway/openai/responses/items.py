@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from pagemesh.gateway.openai.body import MAX_VALUES, check_plain
 from pagemesh.gateway.openai.errors import bad
-from pagemesh.gateway.openai.messages import MAX_MESSAGES
+from pagemesh.gateway.openai.messages import MAX_MESSAGES, string_in
 
 Item = dict[str, Any]
 ROLES: Final = ("user", "assistant", "system", "developer")
@@ -108,18 +108,11 @@ def _kind_and_text(part: object, where: str, kinds: tuple[str, ...]) -> tuple[st
             f"{str(kind)[:40]!r} is not supported: this model reads text parts only",
         )
     name = "refusal" if kind == "refusal" else "text"
-    return kind, _text(part, name, where)
-
-
-def _text(item: Item, name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise bad(f"{where}.{name}", "must be a string")
-    return value
+    return kind, string_in(part, name, where)
 
 
 def _call(item: Item, where: str) -> Item:
-    texts = {name: _text(item, name, where) for name in ("call_id", "name", "arguments")}
+    texts = {name: string_in(item, name, where) for name in ("call_id", "name", "arguments")}
     return {"status": "completed", **texts}
 
 
@@ -131,7 +124,7 @@ def _call_output(item: Item, where: str) -> Item:
         output = [{"type": "input_text", "text": part["text"]} for part in output]
     elif not isinstance(output, str):
         raise bad(f"{where}.output", "must be a string or a list of text parts")
-    return {"status": "completed", "call_id": _text(item, "call_id", where), "output": output}
+    return {"status": "completed", "call_id": string_in(item, "call_id", where), "output": output}
 
 
 def _reasoning(item: Item, where: str) -> Item:
@@ -172,7 +165,7 @@ def _unsealed(content: str, where: str) -> str:
 
 
 def _reference(item: Item, where: str) -> Item:
-    return {"id": _text(item, "id", where)}
+    return {"id": string_in(item, "id", where)}
 
 
 _CHECKS: Final[dict[str, Callable[[Item, str], Item]]] = {
