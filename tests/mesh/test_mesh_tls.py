@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import aiohttp
 import pytest
 import requests
+from aiohttp.connector import AddrInfoType
 from certificates import Certified, Identity, certify
 from mesh_process import SMALL_MESH, MeshProcess, clean_environ, running_mesh, wait_until
 
@@ -54,13 +57,32 @@ class SecureMesh(NamedTuple):
         )
 
     async def dial(self, service: str, identity: Identity | None, secret: str) -> Link:
-        """The caller closes the link. Raises HandshakeRefused."""
+        """Open a link, and close it. Raises HandshakeRefused."""
         mesh = MeshSettings() if identity is None else identity.mesh()
         hello = Hello(PROTOCOL, "stranger", "stranger-1", 1, secret)
-        async with aiohttp.ClientSession() as session:
+        async with session_that_closes_sockets() as session:
             link = await dial(session, self.address_of(service), hello, dialling_context(mesh))
             await link.close()
             return link
+
+
+@asynccontextmanager
+async def session_that_closes_sockets() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session of aiohttp ends before the goodbyes of its TLS connections; this one after them."""
+    opened: list[socket.socket] = []
+
+    def open_socket(address: AddrInfoType) -> socket.socket:
+        opened.append(socket.socket(*address[:3]))
+        return opened[-1]
+
+    try:
+        connector = aiohttp.TCPConnector(socket_factory=open_socket)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            yield session
+    finally:
+        async with asyncio.timeout(10):
+            while any(each.fileno() != -1 for each in opened):  # noqa: ASYNC110 -- no event
+                await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
