@@ -1,53 +1,29 @@
-"""Routes in every spelling, and what surrounds each handler."""
+"""Routes in every spelling."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
-from typing import Final
 
-import structlog
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 
 from pagemesh.gateway.admin import RoutesEndpoint
 from pagemesh.gateway.admin_mesh import MeshEndpoint
 from pagemesh.gateway.anthropic.endpoint import MessagesEndpoint
-from pagemesh.gateway.anthropic.errors import error_body as anthropic_body
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.docs import DocsEndpoint
-from pagemesh.gateway.headers import (
-    CORS,
-    REQUEST_ID,
-    Origins,
-    check_encoding,
-    choose_request_id,
-    common_headers,
-    preflight_response,
-    speaks_anthropic,
-)
-from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.openai.batches import BatchesEndpoint
 from pagemesh.gateway.openai.cancel import CancelEndpoint
 from pagemesh.gateway.openai.chat import ChatEndpoint
 from pagemesh.gateway.openai.completions import CompletionsEndpoint
 from pagemesh.gateway.openai.embeddings import EmbeddingsEndpoint
-from pagemesh.gateway.openai.errors import error_body, error_response, from_http
 from pagemesh.gateway.openai.files import FilesEndpoint
 from pagemesh.gateway.openai.models import ModelsEndpoint
 from pagemesh.gateway.openai.render import RenderEndpoint
 from pagemesh.gateway.openai.responses.endpoint import ResponsesEndpoint
 from pagemesh.gateway.openai.tokenize import TokenizeEndpoint
 from pagemesh.gateway.openai.tokens_out import TokensEndpoint
-from pagemesh.gateway.parting import Parting
 from pagemesh.shared.access import Access
-from pagemesh.shared.errors import RequestError
 
-CLIENT_GONE: Final = 499
-METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
-OTHER_METHOD: Final = "(other)"
-
-log = structlog.get_logger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -156,75 +132,3 @@ def _spelled(method: str, path: str, handler: _Handler) -> list[web.RouteDef]:
 
 def _slashed(method: str, path: str, handler: _Handler) -> list[web.RouteDef]:
     return [web.route(method, path, handler), web.route(method, f"{path}/", handler)]
-
-
-def counting(metrics: GatewayMetrics, parting: Parting) -> Middleware:
-    """Count what every request was answered with, hang-ups too; tell `parting` of them all."""
-
-    @web.middleware
-    async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
-        status, began_s = CLIENT_GONE, time.monotonic()
-        parting.asked(request)
-        try:
-            response = await handler(request)
-            status = response.status
-            return response
-        finally:
-            method = request.method if request.method in METHODS else OTHER_METHOD
-            elapsed_s = time.monotonic() - began_s
-            metrics.answered(method, _route_name(request), status, elapsed_s)
-            parting.answered(request)
-
-    return count
-
-
-def _route_name(request: web.Request) -> str:
-    resource = request.match_info.route.resource
-    return "(unmatched)" if resource is None else resource.canonical
-
-
-def identifying(origins: Origins) -> Middleware:
-    """Give each request its id, and the headers that every answer carries to the answer."""
-
-    @web.middleware
-    async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[REQUEST_ID] = choose_request_id(request)
-        request[CORS] = origins.headers(request.headers.get("Origin"))
-        response = await handler(request)
-        if not response.prepared:
-            response.headers.update(common_headers(request))
-        return response
-
-    return identify
-
-
-@web.middleware
-async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """OPTIONS needs no key and no route of its own."""
-    if request.method == "OPTIONS":
-        return preflight_response(request)
-    return await handler(request)
-
-
-@web.middleware
-async def word_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure in the shape of its API. A bug costs its own request and is logged."""
-    try:
-        check_encoding(request)
-        return await handler(request)
-    except RequestError as error:
-        return _refusal(request, error)
-    except (ConnectionError, web.RequestPayloadError) as error:
-        return _refusal(request, RequestError(f"The body could not be read: {error}"))
-    except web.HTTPException as error:
-        refusal = _refusal(request, from_http(error, request.method, request.path))
-        if "Allow" in error.headers:
-            refusal.headers["Allow"] = error.headers["Allow"]
-        return refusal
-    except Exception:
-        log.exception("request_failed", x_request_id=request[REQUEST_ID], path=request.path)
-        return _refusal(request, RequestError("Internal error", status=500))
-
-
-def _refusal(request: web.Request, error: RequestError) -> web.Response:
-    return error_response(error, anthropic_body if speaks_anthropic(request) else error_body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -14,7 +14,7 @@ from pagemesh.shared.errors import RequestError
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
-CORS: Final = web.RequestKey("cors", dict[str, str])
+CORS: Final = web.RequestKey("cors", Mapping[str, str])
 _METHODS: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 _READABLE: Final = {
     "access-control-expose-headers": (
@@ -59,11 +59,12 @@ class Origins:
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(origin.strip().rstrip("/").lower() for origin in allowed)
         self._any = "*" in self._allowed
+        self._open_to_all = {"access-control-allow-origin": "*", **_READABLE}
 
-    def headers(self, origin: str | None) -> dict[str, str]:
+    def headers(self, origin: str | None) -> Mapping[str, str]:
         """For the answer to who names this `origin`. A browser keeps one from pages without any."""
         if self._any:
-            return {"access-control-allow-origin": "*", **_READABLE}
+            return self._open_to_all
         if origin is None or origin.lower() not in self._allowed:
             return {"vary": "Origin"}
         return {"access-control-allow-origin": origin, "vary": "Origin", **_READABLE}

@@ -11,19 +11,13 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from pagemesh.gateway.admin_mesh import MeshEndpoint
-from pagemesh.gateway.app import (
-    answer_preflight,
-    api_routes,
-    counting,
-    identifying,
-    mesh_routes,
-    word_errors,
-)
+from pagemesh.gateway.app import api_routes, mesh_routes
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.batches.service import BatchService
 from pagemesh.gateway.cancelling import Cancellations
 from pagemesh.gateway.desired_workers import DesiredWorkers
 from pagemesh.gateway.directory import ModelDirectory, not_ready
+from pagemesh.gateway.entrance import Entrance
 from pagemesh.gateway.headers import Origins
 from pagemesh.gateway.keepalive import KeepAlive
 from pagemesh.gateway.metrics import GatewayMetrics
@@ -39,28 +33,20 @@ from pagemesh.gateway.route_store import RouteStore
 from pagemesh.gateway.routes import Routes
 from pagemesh.gateway.routing import Router
 from pagemesh.gateway.upstream import Upstream
-from pagemesh.shared.access import client_access, guarding
+from pagemesh.shared.access import client_access
 from pagemesh.shared.ledger import LedgerCollector
 from pagemesh.shared.metrics import DesiredWorkersCollector, EngineCollector
 from pagemesh.shared.peers import Peers
 from pagemesh.shared.registry import Load
 from pagemesh.shared.routes import read_routes
 from pagemesh.shared.service import Runtime
-from pagemesh.shared.settings import Settings
 from pagemesh.shared.settings_shown import shown_settings
 
 DEMAND_PERIOD_S: Final = 1.0
 
 
-def middlewares(settings: Settings) -> list[Middleware]:
-    """What surrounds every route, the shell's included; outermost first."""
-    access = client_access(settings.gateway)
-    origins = Origins(settings.gateway.allowed_origins)
-    return [identifying(origins), answer_preflight, word_errors, guarding(access)]
-
-
 class GatewayService:
-    """A ServiceCore. Its own `middlewares` surround those of `middlewares(settings)`."""
+    """A ServiceCore."""
 
     def __init__(self, runtime: Runtime) -> None:
         gateway = runtime.settings.gateway
@@ -86,12 +72,14 @@ class GatewayService:
             cancellations=Cancellations(runtime.registry.cancels, open_requests),
             trusts_chat_templates=gateway.trust_request_chat_template,
         )
-        self._routes = api_routes(self.backend, client_access(gateway))
+        access = client_access(gateway)
+        self._routes = api_routes(self.backend, access)
         settings = shown_settings(runtime.settings)
         self._mesh = MeshEndpoint(self.backend, runtime.registry, settings)
         self.responses = ResponsesService(runtime, self.backend)
         self._batches = BatchService(runtime, self.backend, self._routes)
-        self.middlewares: tuple[Middleware, ...] = (counting(metrics, self._parting),)
+        entrance = Entrance(access, Origins(gateway.allowed_origins), metrics, self._parting)
+        self.middlewares: tuple[Middleware, ...] = (entrance.middleware(),)
         self._runtime = runtime
         self._leaving = False
         self._desired = DesiredWorkers(runtime.settings.mesh.scale_down_after_s)

@@ -25,7 +25,8 @@ _INNER: Final = {
 
 
 class Parts(NamedTuple):
-    """What the shell runs: the core of a service, and what surrounds each of its routes."""
+    """What the shell runs: the core of a service, and what surrounds each of its routes beside the
+    core's own."""
 
     build: BuildService
     middlewares: list[Middleware]
@@ -33,9 +34,9 @@ class Parts(NamedTuple):
 
 def service_parts(service: str, settings: Settings) -> Parts:
     if service == "gateway":
-        from pagemesh.gateway.service import GatewayService, middlewares
+        from pagemesh.gateway.service import GatewayService
 
-        return Parts(GatewayService, middlewares(settings))
+        return Parts(GatewayService, [])
     module, name = _INNER[service]
     build: BuildService = getattr(import_module(module), name)
     return Parts(build, [guarding(link_access(settings.gateway))])

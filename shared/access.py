@@ -76,8 +76,9 @@ class Access(NamedTuple):
     def owner(self, authorization: str | None) -> str:
         """Of what is kept for whoever asks: one name for each key, which tells nothing of the key;
         ANYONE where clients need none."""
-        key = _key_in(authorization) or ""
-        return ANYONE if self.others is None else _digest(f"owner {key}").hex()[:32]
+        if self.others is None:
+            return ANYONE
+        return _digest(f"owner {_key_in(authorization) or ''}").hex()[:32]
 
     def caller(self, authorization: str | None) -> str | None:
         """The owner that may end a request; None for an administrator, who may end any."""
@@ -115,14 +116,23 @@ def guarding(access: Access) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        resource = request.match_info.route.resource
-        route = "" if resource is None else resource.canonical
-        authorization = authorization_of(request)
-        access.check(route, authorization)
-        request[OWNER] = access.owner(authorization)
+        admit(request, access)
         return await handler(request)
 
     return guard
+
+
+def admit(request: web.Request, access: Access) -> None:
+    """Note whose the request is. Raises HTTPUnauthorized when `access` refuses it."""
+    authorization = authorization_of(request)
+    access.check(route_of(request), authorization)
+    request[OWNER] = access.owner(authorization)
+
+
+def route_of(request: web.Request) -> str:
+    """As it stands in the routing table; empty where no route fits."""
+    resource = request.match_info.route.resource
+    return "" if resource is None else resource.canonical
 
 
 def authorization_of(request: web.BaseRequest) -> str | None:

@@ -5,6 +5,9 @@ frames wait in a buffer bounded in bytes. A peer that lets it fill is too slow t
 the link closes (LinkClosed) and whoever owns the requests places them elsewhere. So it does when
 nothing comes for a while (see `liveness`): each end that has nothing to say sends an unsolicited
 pong, a WebSocket's one-way heartbeat (RFC 6455, section 5.5.3).
+
+Frames that wait together leave as one packet, which is a message of the WebSocket: sending and
+receiving such a message costs more than most of ours do.
 """
 
 from __future__ import annotations
@@ -25,10 +28,24 @@ from pagemesh.shared.errors import HandshakeRefused, LinkClosed
 from pagemesh.shared.liveness import BEAT_S, SILENCE_S, Liveness
 from pagemesh.shared.messages import Echo, Hello, Refused
 from pagemesh.shared.tls import why_not_linked
-from pagemesh.shared.wire import MAX_FRAME_BYTES, PROTOCOL, BadFrame, Message, decode, encode
+from pagemesh.shared.wire import (
+    MAX_FRAME_BYTES,
+    MAX_PACKET_FRAMES,
+    PACKET_HEAD_BYTES,
+    PROTOCOL,
+    BadFrame,
+    Message,
+    decode,
+    encode,
+    join_frames,
+    split_frames,
+)
 
 LINK_PATH: Final = "/link"
 MAX_BUFFERED_BYTES: Final = 256 * 2**20
+MAX_PACKET_BYTES: Final = MAX_FRAME_BYTES + PACKET_HEAD_BYTES
+# No more is put together: copying costs more then than it saves.
+_JOINED_BYTES: Final = 64 * 2**10
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 DRAIN_TIMEOUT_S: Final = 1.0
 # How long a closing end waits for the other's goodbye.
@@ -96,21 +113,24 @@ class Link:
         self._wake.set()
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        while (frame := await self._receive()) is not None:
-            if self._burst is None:
-                self._burst = time.monotonic(), time.thread_time()
-                asyncio.get_running_loop().call_soon(self._end_burst)
-            try:
-                message = decode(frame)
-            except BadFrame as error:
-                self._fail(str(error))
-                break
-            if isinstance(message, Echo):
-                self._on_echo(message)
-            else:
-                yield message
-            if self._burst is not None and _is_long(*self._burst):
-                await asyncio.sleep(0)
+        try:
+            while (packet := await self._receive()) is not None:
+                for frame in split_frames(packet):
+                    self._begin_burst()
+                    message = decode(frame)
+                    if isinstance(message, Echo):
+                        self._on_echo(message)
+                    else:
+                        yield message
+                    if self._burst is not None and _is_long(*self._burst):
+                        await asyncio.sleep(0)
+        except BadFrame as error:
+            self._fail(str(error))
+
+    def _begin_burst(self) -> None:
+        if self._burst is None:
+            self._burst = time.monotonic(), time.thread_time()
+            asyncio.get_running_loop().call_soon(self._end_burst)
 
     def _end_burst(self) -> None:
         """The event loop has turned since the burst's first frame."""
@@ -144,35 +164,35 @@ class Link:
         self._looking = asyncio.get_running_loop().call_later(BEAT_S, self._look)
 
     async def _receive(self) -> bytes | None:
-        """The next frame; None once the link has failed."""
+        """The next packet; None once the link has failed."""
         try:
-            frame = await self._next_frame()
+            got = await self._next_message()
         except _SOCKET_ERRORS as error:
             # A ping is answered, and that may meet a transport that is closing.
             self._fail(f"read failed: {error}")
             return None
-        if frame.type is aiohttp.WSMsgType.BINARY:
-            data: bytes = frame.data
+        if got.type is aiohttp.WSMsgType.BINARY:
+            data: bytes = got.data
             return data
-        gone = frame.type in _GOODBYES
-        self._fail("the peer went away" if gone else f"unexpected frame of type {frame.type.name}")
+        gone = got.type in _GOODBYES
+        self._fail("the peer went away" if gone else f"unexpected frame of type {got.type.name}")
         return None
 
-    async def _next_frame(self) -> aiohttp.WSMessage:
-        """The next that is no ping or pong."""
+    async def _next_message(self) -> aiohttp.WSMessage:
+        """The socket's next that is no ping or pong."""
         while True:
             self._listening = True
-            frame = await self._socket.receive()
+            got = await self._socket.receive()
             self._listening = False
             self._liveness.heard()
-            if frame.type is aiohttp.WSMsgType.PING:
-                await self._socket.pong(frame.data)
-            elif frame.type is not aiohttp.WSMsgType.PONG:
-                return frame
+            if got.type is aiohttp.WSMsgType.PING:
+                await self._socket.pong(got.data)
+            elif got.type is not aiohttp.WSMsgType.PONG:
+                return got
 
     async def drained(self) -> None:
         """Return when nothing waits to be sent: the buffer is empty or the link is gone."""
-        while self._outbox:
+        while self._buffered_bytes:
             await self._drained.wait()
 
     def abort(self, reason: str) -> None:
@@ -181,7 +201,7 @@ class Link:
 
     async def close(self, reason: str = "closed") -> None:
         """Send what is queued (for at most a second), then close."""
-        if self._closed_reason is None and self._outbox:
+        if self._closed_reason is None and self._buffered_bytes:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), timeout=DRAIN_TIMEOUT_S)
         self._fail(reason)
@@ -198,13 +218,24 @@ class Link:
                     await self._socket.pong()
                 while self._outbox:
                     self._spoke = True
-                    frame = self._outbox[0]
-                    await self._socket.send_bytes(frame)
-                    self._outbox.popleft()
-                    self._buffered_bytes -= len(frame)
+                    frames = self._take_frames()
+                    await self._socket.send_bytes(join_frames(frames))
+                    self._buffered_bytes -= sum(map(len, frames))
                 self._drained.set()
         except _SOCKET_ERRORS as error:
             self._fail(f"write failed: {error}")
+
+    def _take_frames(self) -> list[bytes]:
+        """The next packet's. They still count as buffered."""
+        outbox = self._outbox
+        frames = [outbox.popleft()]
+        n_bytes = len(frames[0])
+        while outbox and len(frames) < MAX_PACKET_FRAMES:
+            n_bytes += len(outbox[0])
+            if n_bytes > _JOINED_BYTES:
+                break
+            frames.append(outbox.popleft())
+        return frames
 
     def _fail(self, reason: str) -> None:
         """The first reason wins. Closing the socket wakes the reader, so its owner notices."""
@@ -271,7 +302,7 @@ async def _connect(
             f"{'ws' if tls is None else 'wss'}://{address}{LINK_PATH}",
             autoping=False,
             timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_TIMEOUT_S),
-            max_msg_size=MAX_FRAME_BYTES,
+            max_msg_size=MAX_PACKET_BYTES,
             compress=0,
             ssl=True if tls is None else tls,
         )
@@ -292,7 +323,7 @@ async def accept(
     socket = web.WebSocketResponse(
         autoping=False,
         timeout=GOODBYE_TIMEOUT_S,
-        max_msg_size=MAX_FRAME_BYTES,
+        max_msg_size=MAX_PACKET_BYTES,
         compress=False,
     )
     await socket.prepare(request)

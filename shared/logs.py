@@ -114,7 +114,7 @@ class _Origin:
 
 def _renderers(settings: LogSettings) -> list[Processor]:
     if not is_human(settings):
-        return [_without_table, structlog.processors.format_exc_info, _as_json]
+        return [_as_json]
 
     def drop_origin(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         for name in ("logger", "service"):
@@ -136,17 +136,16 @@ def _renderers(settings: LogSettings) -> list[Processor]:
 _encode_json: Final = msgspec.json.Encoder(enc_hook=repr).encode
 
 
-def _as_json(_: WrappedLogger, __: str, event: EventDict) -> str:
+def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """Tables are for people."""
+    event.pop("table", None)
+    if "exc_info" in event:
+        event = structlog.processors.format_exc_info(logger, method, event)
     try:
         return _encode_json(event).decode()
     except UnicodeEncodeError:
         # Half a surrogate pair, from a client's text.
         return json.dumps(event, default=repr)
-
-
-def _without_table(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    event.pop("table", None)
-    return event
 
 
 def _only_table(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

@@ -10,11 +10,11 @@ from aiohttp import HttpVersion10, StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http import RawRequestMessage
-from aiohttp.typedefs import Middleware
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from pagemesh.gateway.batches.lines import Answered
+from pagemesh.gateway.entrance import worded
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.shared.access import OWNER
 
@@ -22,13 +22,9 @@ _BUFFER_BYTES: Final = 2**16
 
 
 class InnerRequests:
-    """`routes` are those that may be asked, `around` what surrounds each handler; a body may have
-    `max_body_bytes`."""
+    """`routes` are those that may be asked; a body may have `max_body_bytes`."""
 
-    def __init__(
-        self, routes: Iterable[web.RouteDef], around: Middleware, max_body_bytes: int
-    ) -> None:
-        self._around = around
+    def __init__(self, routes: Iterable[web.RouteDef], max_body_bytes: int) -> None:
         self._router = web.UrlDispatcher()
         self._router.add_routes(list(routes))
         self._max_body_bytes = max_body_bytes
@@ -46,7 +42,10 @@ class InnerRequests:
         request = self._request(path, body)
         request[REQUEST_ID], request[OWNER] = request_id, owner
         found = await self._router.resolve(request)
-        answer = await self._around(request, found.handler)
+        try:
+            answer = await found.handler(request)
+        except Exception as error:
+            answer = worded(request, error)
         content = answer.body if isinstance(answer, web.Response) else None
         assert isinstance(content, bytes), "an answer to HTTP/1.0 is whole"
         return Answered(answer.status, request_id, content)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from pagemesh.gateway.app import file_routes, word_errors
+from pagemesh.gateway.app import file_routes
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.batches.batch_store import BatchStore
 from pagemesh.gateway.batches.file_store import FileStore, Limits
@@ -33,7 +33,7 @@ class BatchService:
         means = Means(
             batches=BatchStore(folder, settings.files_ttl_s),
             files=FileStore(folder, limits),
-            inner=InnerRequests(routes, word_errors, settings.max_body_bytes),
+            inner=InnerRequests(routes, settings.max_body_bytes),
             slots=Slots(backend, settings.batch_concurrency),
             pause=backend.pause,
             max_line_bytes=settings.max_body_bytes + LINE_ROOM_BYTES,

@@ -13,7 +13,7 @@ import aiohttp
 from aiohttp import web
 from msgspec.structs import replace
 
-from pagemesh.gateway.service import GatewayService, middlewares
+from pagemesh.gateway.service import GatewayService
 from pagemesh.shared.errors import LinkClosed, RequestError
 from pagemesh.shared.link import LINK_PATH, Link, accept
 from pagemesh.shared.messages import (
@@ -303,7 +303,6 @@ async def running_gateway(settings: Settings, tls: Tls | None = None) -> AsyncIt
             host="127.0.0.1",
             port=0,
             tls=tls and tls.server,
-            middlewares=middlewares(settings),
         )
     )
     registry = Registry(settings.mesh.redis_url or "", settings.mesh.mesh_name)
