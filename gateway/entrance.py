@@ -32,6 +32,7 @@ from pagemesh.shared.errors import RequestError
 CLIENT_GONE: Final = 499
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 OTHER_METHOD: Final = "(other)"
+UNMATCHED: Final = "(unmatched)"
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +53,7 @@ class Entrance:
         @web.middleware
         async def surround(request: web.Request, handler: Handler) -> web.StreamResponse:
             status, began_s = CLIENT_GONE, time.monotonic()
+            route = route_of(request)
             self._parting.asked(request)
             request[REQUEST_ID] = choose_request_id(request)
             request[CORS] = self._origins.headers(request.headers.get("Origin"))
@@ -62,7 +64,7 @@ class Entrance:
                         response: web.StreamResponse = preflight_response(request)
                     else:
                         check_encoding(request)
-                        admit(request, self._access)
+                        admit(request, route, self._access)
                         response = await handler(request)
                 except Exception as error:
                     response = worded(request, error)
@@ -71,13 +73,13 @@ class Entrance:
                 status = response.status
                 return response
             finally:
-                self._count(request, status, time.monotonic() - began_s)
+                self._count(request, route, status, time.monotonic() - began_s)
 
         return surround
 
-    def _count(self, request: web.Request, status: int, elapsed_s: float) -> None:
+    def _count(self, request: web.Request, route: str, status: int, elapsed_s: float) -> None:
         method = request.method if request.method in METHODS else OTHER_METHOD
-        self._metrics.answered(method, route_of(request) or "(unmatched)", status, elapsed_s)
+        self._metrics.answered(method, route or UNMATCHED, status, elapsed_s)
         self._parting.answered(request)
 
 

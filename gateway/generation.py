@@ -11,7 +11,8 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+import msgspec
 
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Accepted, Delta, TokenLogprob
@@ -23,8 +24,7 @@ _LOGPROB_BYTES = 256
 _COMPACT_AT_DELTAS = 64
 
 
-@dataclass(slots=True)
-class PromptState:
+class PromptState(msgspec.Struct):
     """What came back about one prompt. `ids` are int32-LE bytes, empty until accepted."""
 
     ids: bytes = b""
@@ -68,6 +68,8 @@ class Generation:
     ) -> None:
         self.prompts = [PromptState() for _ in range(n_prompts)]
         self.n = n
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.completion_tokens = 0
         self.reasoning_tokens = 0
         self.error: RequestError | None = None
@@ -81,7 +83,7 @@ class Generation:
         self._max_held_bytes = max_held_bytes
         self._pending_bytes = 0
         self._prompt_logprob_bytes = 0
-        self._hold(0)
+        self._room_bytes = min(max_pending_bytes, max_held_bytes)
         self._overflowed = False
         self._unfinished = n_prompts * n
         self._changed = False
@@ -100,6 +102,7 @@ class Generation:
                 True,
             )
             prompt.in_reasoning = accepted.in_reasoning
+            self.prompt_tokens += prompt.n_tokens
             self._wake()
 
     def add(self, prompt_index: int, delta: Delta) -> None:
@@ -144,6 +147,7 @@ class Generation:
         if not prompt.began:
             prompt.began = True
             prompt.cached_tokens = delta.cached_tokens
+            self.cached_tokens += delta.cached_tokens
             prompt.vector = delta.vector
         if delta.prompt_logprobs is None:
             return delta
@@ -208,14 +212,6 @@ class Generation:
     def wants_handler(self) -> bool:
         """More is to be done than to pass on what came."""
         return self.nudged or self._unfinished == 0 or self.error is not None
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(prompt.n_tokens for prompt in self.prompts)
-
-    @property
-    def cached_tokens(self) -> int:
-        return sum(prompt.cached_tokens for prompt in self.prompts)
 
     async def changed(self) -> None:
         """Return once something happened since the last call. Raises the error that ended it."""

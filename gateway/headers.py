@@ -14,7 +14,7 @@ from pagemesh.shared.errors import RequestError
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 REQUEST_ID: Final = web.RequestKey("request_id", str)
-CORS: Final = web.RequestKey("cors", Mapping[str, str])
+
 _METHODS: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 _READABLE: Final = {
     "access-control-expose-headers": (
@@ -24,6 +24,16 @@ _READABLE: Final = {
 
 
 MESSAGES: Final = ("/v1/messages", "/messages")
+
+
+class HeaderLines:
+    """Headers, and what they are on the wire."""
+
+    __slots__ = ("headers", "lines")
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.headers = headers
+        self.lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
 def speaks_anthropic(request: web.BaseRequest) -> bool:
@@ -38,8 +48,10 @@ def is_sane_id(given: str) -> bool:
 
 def choose_request_id(request: web.BaseRequest) -> str:
     """The client's own X-Request-Id when it is fit to be logged and echoed, else a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    return given if is_sane_id(given) else f"req_{os.urandom(16).hex()}"
+    given = request.headers.get("X-Request-Id")
+    if given is not None and is_sane_id(given):
+        return given
+    return f"req_{os.urandom(16).hex()}"
 
 
 def check_encoding(request: web.BaseRequest) -> None:
@@ -53,29 +65,44 @@ def check_encoding(request: web.BaseRequest) -> None:
         )
 
 
+CORS: Final = web.RequestKey("cors", HeaderLines)
+
+
 class Origins:
     """The web pages that may read answers, by scheme, host and port; `*` is any."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(origin.strip().rstrip("/").lower() for origin in allowed)
         self._any = "*" in self._allowed
-        self._open_to_all = {"access-control-allow-origin": "*", **_READABLE}
+        self._to_all = HeaderLines({"access-control-allow-origin": "*", **_READABLE})
+        self._to_none = HeaderLines({"vary": "Origin"})
 
-    def headers(self, origin: str | None) -> Mapping[str, str]:
+    def headers(self, origin: str | None) -> HeaderLines:
         """For the answer to who names this `origin`. A browser keeps one from pages without any."""
         if self._any:
-            return self._open_to_all
+            return self._to_all
         if origin is None or origin.lower() not in self._allowed:
-            return {"vary": "Origin"}
-        return {"access-control-allow-origin": origin, "vary": "Origin", **_READABLE}
+            return self._to_none
+        return HeaderLines({"access-control-allow-origin": origin, "vary": "Origin", **_READABLE})
 
 
 def common_headers(request: web.BaseRequest) -> dict[str, str]:
-    more = {"connection": "close"} if LAST_REQUEST.get() else {}
+    return {**_own_headers(request), **request[CORS].headers}
+
+
+def common_lines(request: web.BaseRequest) -> str:
+    """The common headers on the wire."""
+    own = "".join([f"{name}: {value}\r\n" for name, value in _own_headers(request).items()])
+    return own + request[CORS].lines
+
+
+def _own_headers(request: web.BaseRequest) -> dict[str, str]:
+    headers = {"x-request-id": request[REQUEST_ID]}
     if speaks_anthropic(request):
-        more["request-id"] = request[REQUEST_ID]
-    cors = request[CORS]
-    return {**more, "x-request-id": request[REQUEST_ID], **cors}
+        headers["request-id"] = request[REQUEST_ID]
+    if LAST_REQUEST.get():
+        headers["connection"] = "close"
+    return headers
 
 
 def preflight_response(request: web.BaseRequest) -> web.Response:

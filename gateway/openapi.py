@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from pagemesh.shared.access import Access
+from pagemesh.shared.access import Access, Audience, audience_of
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -192,7 +192,8 @@ def _security(path: str, access: Access) -> list[dict[str, list[str]]]:
     """An empty requirement: without a key."""
     if access.is_open(path):
         return []
-    if access.is_admins(path):
+    audience = audience_of(path)
+    if audience is Audience.ADMINS:
         return [{"admin": []}, {"x-api-key": []}]
-    admins: list[dict[str, list[str]]] = [{"admin": []}] if access.is_shared(path) else []
+    admins: list[dict[str, list[str]]] = [{"admin": []}] if audience is Audience.BOTH else []
     return [{"key": []}, *admins, {"x-api-key": []}, *([] if access.others else [{}])]

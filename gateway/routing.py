@@ -40,9 +40,11 @@ class Router:
 
         Raises RequestError: 503 while no engine is alive for it, 404 when nobody knows the name.
         """
-        shares = self._store.routes.shares.get(name) if name is not None else None
-        if name is None or shares is None:
-            return self._plain(name)
+        if name is None:
+            return self._plain(None)
+        shares = self._store.routes.shares.get(name)
+        if shares is None:
+            return self._directory.live(name) or self._plain(name)
         for model in preferred(shares, key):
             served = self._directory.live(model)
             if served is not None:
@@ -65,7 +67,7 @@ class Router:
         return next((route for route in self.live_routes() if route.name == name), None)
 
     def _plain(self, name: str | None) -> ServedModel:
-        if name is not None and not self._store.looked and self._directory.live(name) is None:
+        if name is not None and not self._store.looked:
             raise not_ready("the routes are not known yet")
         return self._directory.resolve(name, (route.name for route in self.live_routes()))
 

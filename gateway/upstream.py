@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Final
 
@@ -71,26 +71,33 @@ class Upstream:
 
     # -- what handlers use ------------------------------------------------------------------------
 
-    @contextmanager
-    def generating(self, generation: Generation, generates: Sequence[Generate]) -> Iterator[None]:
+    def generating(self, generation: Generation, generates: Sequence[Generate]) -> Generating:
         """Run one generate per prompt while the block lasts; leaving it cancels what is open.
 
-        Raises what `check_open` raises.
+        Entering raises what `check_open` raises.
         """
+        return Generating(self, generation, generates)
+
+    def open(
+        self, generation: Generation, generates: Sequence[Generate]
+    ) -> list[PendingGeneration]:
+        """What must be closed. Raises what `check_open` raises."""
         self.check_open()
-        now_s = time.monotonic()
-        entries: list[PendingGeneration] = []
+        now_s, tally_of = time.monotonic(), self._metrics.requests.of
         self._begin()
-        try:
-            for index, generate in enumerate(generates):
-                tally = self._metrics.requests.of(generate.model)
-                entries.append(PendingGeneration(generate, index, generation, tally, now_s))
-                self._enter(entries[-1])
-            yield
-        finally:
-            for entry in entries:
-                self._abandon(entry)
-            self._end()
+        entries = [
+            PendingGeneration(generate, index, generation, tally_of(generate.model), now_s)
+            for index, generate in enumerate(generates)
+        ]
+        for entry in entries:
+            self._enter(entry)
+        return entries
+
+    def close(self, entries: Sequence[PendingGeneration]) -> None:
+        """Cancel what still runs."""
+        for entry in entries:
+            self._abandon(entry)
+        self._end()
 
     def check_open(self) -> None:
         """Raises RequestError (503) while draining, but for the last request of a connection, and
@@ -310,6 +317,8 @@ class Upstream:
             self._parked[entry.request_id] = loop.call_later(self._timeout_s, self._expire, entry)
 
     def _unpark(self, entry: Pending) -> None:
+        if not self._parked:
+            return
         timer = self._parked.pop(entry.request_id, None)
         if timer is not None:
             timer.cancel()
@@ -319,3 +328,23 @@ class Upstream:
         log.error("request_given_up", request_id=entry.request_id, waited_s=self._timeout_s)
         late = not_ready(f"no service took the request within {self._timeout_s:g} s")
         entry.fail(paused_too_long(self._timeout_s) if self._paused else late)
+
+
+class Generating:
+    """The block of `Upstream.generating`. One of contextlib's would cost three times as much."""
+
+    __slots__ = ("_entries", "_generates", "_generation", "_upstream")
+
+    def __init__(
+        self, upstream: Upstream, generation: Generation, generates: Sequence[Generate]
+    ) -> None:
+        self._upstream = upstream
+        self._generation = generation
+        self._generates = generates
+        self._entries: Sequence[PendingGeneration] = ()
+
+    def __enter__(self) -> None:
+        self._entries = self._upstream.open(self._generation, self._generates)
+
+    def __exit__(self, *_: object) -> None:
+        self._upstream.close(self._entries)

@@ -13,7 +13,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
 
-from pagemesh.gateway.headers import common_headers
+from pagemesh.gateway.headers import common_lines
 
 _OK: Final = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 _SERVER: Final = f"Server: {SERVER_SOFTWARE}\r\n"
@@ -51,8 +51,7 @@ class _Whole(web.StreamResponse):
         await writer.write_eof()
 
     def _head(self) -> str:
-        headers = common_headers(self._request).items()
-        ours = "".join([f"{name}: {value}\r\n" for name, value in headers])
+        ours = common_lines(self._request)
         close = "" if self.keep_alive else "Connection: close\r\n"
         length = f"Content-Length: {len(self._whole)}\r\nDate: {rfc822_formatted_time()}\r\n"
         return f"{_OK}{length}{_SERVER}{ours}{close}\r\n"

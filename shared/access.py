@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable
+from enum import Enum, auto
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -26,6 +28,22 @@ ADMINS: Final = frozenset(
 )
 """As vLLM calls them. They are there under /admin too."""
 CLIENTS_AND_ADMINS: Final = frozenset({"/requests/{request_id}/cancel", "/abort_requests"})
+
+
+class Audience(Enum):
+    CLIENTS = auto()
+    ADMINS = auto()
+    BOTH = auto()
+    """Each with their key."""
+
+
+@lru_cache(maxsize=1024)
+def audience_of(route: str) -> Audience:
+    """Whose the route is if it is not open. A routing table has some hundred."""
+    path = route.rstrip("/")
+    if ADMIN in path.split("/") or path in ADMINS:
+        return Audience.ADMINS
+    return Audience.BOTH if path.removeprefix("/v1") in CLIENTS_AND_ADMINS else Audience.CLIENTS
 
 
 class Keys:
@@ -64,13 +82,12 @@ class Access(NamedTuple):
     def check(self, route: str, authorization: str | None) -> None:
         """Raises HTTPUnauthorized. `route` stands in the routing table: not what the client wrote,
         which has many spellings. It is empty where no route fits."""
-        if self.is_open(route):
-            return
-        if self.is_admins(route):
+        audience = audience_of(route)
+        if audience is Audience.ADMINS:
             self.admins.check(authorization)
-        elif self.is_shared(route) and self.admins.are_shown(authorization):
+        elif self.others is None or self.is_open(route):
             return
-        elif self.others is not None:
+        elif audience is Audience.CLIENTS or not self.admins.are_shown(authorization):
             self.others.check(authorization)
 
     def owner(self, authorization: str | None) -> str:
@@ -87,15 +104,6 @@ class Access(NamedTuple):
     def is_open(self, route: str) -> bool:
         """To whom has no key."""
         return route.rstrip("/") in self.open_routes
-
-    @staticmethod
-    def is_admins(route: str) -> bool:
-        return ADMIN in route.split("/") or route.rstrip("/") in ADMINS
-
-    @staticmethod
-    def is_shared(route: str) -> bool:
-        """Whether clients and administrators may use it, each with their key."""
-        return route.rstrip("/").removeprefix("/v1") in CLIENTS_AND_ADMINS
 
 
 def client_access(gateway: GatewaySettings) -> Access:
@@ -116,16 +124,16 @@ def guarding(access: Access) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        admit(request, access)
+        admit(request, route_of(request), access)
         return await handler(request)
 
     return guard
 
 
-def admit(request: web.Request, access: Access) -> None:
-    """Note whose the request is. Raises HTTPUnauthorized when `access` refuses it."""
+def admit(request: web.Request, route: str, access: Access) -> None:
+    """Note whose the request for `route` is. Raises HTTPUnauthorized when `access` refuses it."""
     authorization = authorization_of(request)
-    access.check(route_of(request), authorization)
+    access.check(route, authorization)
     request[OWNER] = access.owner(authorization)
 
 

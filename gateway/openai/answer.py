@@ -18,6 +18,7 @@ from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID
+from pagemesh.gateway.offload import LARGE_BYTES
 from pagemesh.gateway.open_requests import OpenRequest
 from pagemesh.gateway.openai.deadline import cut_off, timeout_of
 from pagemesh.gateway.openai.limits import TIERS
@@ -58,17 +59,19 @@ class Job(msgspec.Struct, frozen=True):
     keeps_marks: bool = False
 
     def generates(self, seeds: Seeds) -> list[Generate]:
+        several = len(self.prompts) > 1
         return [
-            self._generate(index, seeds.seeded(self.params)) for index in range(len(self.prompts))
+            self._generate(f"{self.id}-{index}" if several else self.id, prompt, seeds)
+            for index, prompt in enumerate(self.prompts)
         ]
 
-    def _generate(self, index: int, params: SamplingParams) -> Generate:
+    def _generate(self, request_id: str, prompt: Prompt, seeds: Seeds) -> Generate:
         return Generate(
-            request_id=self.id if len(self.prompts) == 1 else f"{self.id}-{index}",
+            request_id=request_id,
             attempt=0,
             model=self.served.card.names[0],
-            prompt=self.prompts[index],
-            params=params,
+            prompt=prompt,
+            params=seeds.seeded(self.params),
             priority=self._priority,
             arrival_s=time.time(),
             cache_salt=self.body.cache_salt or "",
@@ -173,6 +176,8 @@ async def _whole(backend: Backend, generation: Generation, answer: Answer) -> by
     await generation.completed()
     await answer.prepare()
     size_bytes, gains = generation.held_bytes, sorted(generation.take(), key=attrgetter("choice"))
+    if size_bytes <= LARGE_BYTES:
+        return encode_json(answer.whole(gains))
     return await backend.offload.run(size_bytes, lambda: encode_json(answer.whole(gains)))
 
 

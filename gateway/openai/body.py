@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
@@ -47,8 +46,7 @@ def check_structure(body: bytes) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class IdLimit:
+class IdLimit(msgspec.Struct, frozen=True):
     """How many token ids a list of `field` may hold. `check(limit, n_lists, longest)` raises when
     those are too many lists, or the longest has too many ids."""
 
@@ -128,7 +126,11 @@ class BodyReader(Generic[T]):
 
     async def read(self, body: bytes, id_limit: IdLimit | None = None) -> T:
         """Raises RequestError (400) naming the field at fault."""
-        decoded, unknown = await self._offload.run(len(body), self._decoder.decode, body, id_limit)
+        if len(body) > LARGE_BYTES:
+            made_of = self._decoder.decode, body, id_limit
+            decoded, unknown = await self._offload.run(len(body), *made_of)
+        else:
+            decoded, unknown = self._decoder.decode(body, id_limit)
         for name in unknown:
             self._on_unknown(name)
         return decoded

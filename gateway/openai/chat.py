@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,14 @@ from pagemesh.gateway.openai.chat_options import with_options
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import CHAT_REFUSED
 from pagemesh.gateway.openai.forced_calls import with_forced_calls
+from pagemesh.gateway.openai.known_params import KnownParams
 from pagemesh.gateway.openai.messages import checked_messages, unknown_fields
-from pagemesh.gateway.openai.params import chat_params, split_key
+from pagemesh.gateway.openai.params import chat_params, check_cache_names, split_key
 from pagemesh.gateway.openai.parsed_chat import ParsedChatAnswer
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
 from pagemesh.gateway.openai.tools import tool_use
-from pagemesh.shared.messages import Prompt
+from pagemesh.shared.messages import ModelCard, Prompt
+from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.text_parsers import NONE
 
 
@@ -31,6 +34,7 @@ class ChatEndpoint:
         self._backend = backend
         self._on_unknown = partial(backend.metrics.unknown_field, "chat")
         self._reader = backend.body_reader("chat", ChatRequest, CHAT_REFUSED)
+        self._params_of = KnownParams(ChatRequest, chat_params)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         job = await self.job(request)
@@ -43,7 +47,7 @@ class ChatEndpoint:
         body = await self._reader.read(raw)
         served = self._backend.router.resolve(body.model, split_key(request, body))
         trusts = self._backend.trusts_chat_templates
-        made_of = chat_job, body, served, new_id("chatcmpl"), trusts
+        made_of = chat_job, body, served, new_id("chatcmpl"), trusts, self._params_of
         job = await self._backend.offload.run(len(raw), *made_of)
         for name in unknown_fields(job.prompts[0].messages or []):
             self._on_unknown(f"messages.{name}")
@@ -51,11 +55,16 @@ class ChatEndpoint:
 
 
 def chat_job(
-    body: ChatRequest, served: ServedModel, answer_id: str, trusts_templates: bool = False
+    body: ChatRequest,
+    served: ServedModel,
+    answer_id: str,
+    trusts_templates: bool = False,
+    params_of: Callable[[ChatRequest, ModelCard], SamplingParams] = chat_params,
 ) -> Job:
     """Raises RequestError (400) naming the field at fault."""
     use = tool_use(body, served.card)
-    params = chat_params(body, served.card)
+    check_cache_names(body)
+    params = params_of(body, served.card)
     if use is not None and use.is_forced:
         params = with_forced_calls(params, use)
     prompt = chat_prompt(body, body.messages, use.tools if use else None)

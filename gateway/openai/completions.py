@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import cached_property, partial
 from math import inf
 from typing import Any, Final
@@ -22,13 +23,14 @@ from pagemesh.gateway.openai.answer import (
 )
 from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.fields import COMPLETION_REFUSED
+from pagemesh.gateway.openai.known_params import KnownParams
 from pagemesh.gateway.openai.logprobs import (
     CompletionLogprobs,
     id_as_text,
     prompt_logprobs,
     with_ids_as_text,
 )
-from pagemesh.gateway.openai.params import completion_params, split_key
+from pagemesh.gateway.openai.params import check_cache_names, completion_params, split_key
 from pagemesh.gateway.openai.prompts import (
     PROMPT,
     check_choices,
@@ -38,7 +40,15 @@ from pagemesh.gateway.openai.prompts import (
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.sse import OPENAI
 from pagemesh.gateway.openai.usage import usage
-from pagemesh.shared.messages import Delta, Prompt, Tokenize, Tokenized, TokenLogprob
+from pagemesh.shared.messages import (
+    Delta,
+    ModelCard,
+    Prompt,
+    Tokenize,
+    Tokenized,
+    TokenLogprob,
+)
+from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.wire import unpack_ids
 
 _GOES_ON: Final = b'"finish_reason":null,"stop_reason":null'
@@ -49,6 +59,7 @@ class CompletionsEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._reader = backend.body_reader("completions", CompletionRequest, COMPLETION_REFUSED)
+        self._params_of = KnownParams(CompletionRequest, completion_params)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         job = await self.job(request)
@@ -60,7 +71,8 @@ class CompletionsEndpoint:
         raw = await request.read()
         body = await self._reader.read(raw, self._id_limit(raw))
         served = self._backend.router.resolve(body.model, split_key(request, body))
-        return await self._backend.offload.run(len(raw), completion_job, body, served)
+        made_of = completion_job, body, served, self._params_of
+        return await self._backend.offload.run(len(raw), *made_of)
 
     def _id_limit(self, raw: bytes) -> IdLimit | None:
         """The longest context there is; the model's own is checked once its name is known. More of
@@ -71,9 +83,14 @@ class CompletionsEndpoint:
         return IdLimit(PROMPT.name, longest_ids_tokens(raw, longest_tokens), PROMPT.check_lists)
 
 
-def completion_job(body: CompletionRequest, served: ServedModel) -> Job:
+def completion_job(
+    body: CompletionRequest,
+    served: ServedModel,
+    params_of: Callable[[CompletionRequest, ModelCard], SamplingParams] = completion_params,
+) -> Job:
     """Raises RequestError (400) naming the field at fault."""
-    params = completion_params(body, served.card)
+    check_cache_names(body)
+    params = params_of(body, served.card)
     prompts = completion_prompts(body, served.card)
     check_choices(len(prompts), params.n)
     return Job(

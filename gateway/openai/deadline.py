@@ -16,6 +16,7 @@ from pagemesh.shared.errors import RequestError
 HEADER: Final = "X-Request-Timeout"
 _PATIENCE_S: Final = 0.5
 """For a client to be told."""
+_AT_LEISURE: Final = nullcontext()
 
 
 def timeout_of(request: web.Request, field_s: float | None) -> float | None:
@@ -32,9 +33,10 @@ def timeout_of(request: web.Request, field_s: float | None) -> float | None:
 def cut_off(generation: Generation, timeout_s: float | None) -> AbstractContextManager[None]:
     """Fail `generation` with 504 if the block takes longer. A handler that hangs on, because its
     client reads nothing, is cancelled."""
+    if timeout_s is None:
+        return _AT_LEISURE
     task = asyncio.current_task()
-    if timeout_s is None or task is None:
-        return nullcontext()
+    assert task is not None
     return _timed(generation, timeout_s, task)
 
 

@@ -161,7 +161,6 @@ def _check_request(request: GenerationRequest, card: ModelCard) -> None:
         raise bad("prompt_logprobs", "is not available in a stream", code="unsupported_parameter")
     _check_stops(request.stop, "stop")
     _check_stops(request.stop_token_ids, "stop_token_ids")
-    check_cache_names(request)
     if request.stop_token_ids:
         check_vocabulary(request.stop_token_ids, card, "stop_token_ids")
 
@@ -185,11 +184,14 @@ def check_cache_names(request: GenerationRequest | EmbeddingRequest) -> None:
     and would not."""
     if request.cache_salt == "":
         raise bad("cache_salt", "must not be empty; leave it out to share cached prompts")
-    for name in ("cache_salt", "prompt_cache_key"):
-        given = getattr(request, name) or ""
-        if len(given) > MAX_CACHE_NAME_CHARS:
-            rule = f"must have at most {MAX_CACHE_NAME_CHARS} characters, got {len(given)}"
-            raise bad(name, rule)
+    _check_cache_name("cache_salt", request.cache_salt)
+    _check_cache_name("prompt_cache_key", request.prompt_cache_key)
+
+
+def _check_cache_name(name: str, given: str | None) -> None:
+    if given is not None and len(given) > MAX_CACHE_NAME_CHARS:
+        rule = f"must have at most {MAX_CACHE_NAME_CHARS} characters, got {len(given)}"
+        raise bad(name, rule)
 
 
 def _logit_bias(bias: dict[str, float], card: ModelCard) -> dict[int, float]:

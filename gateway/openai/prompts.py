@@ -67,12 +67,18 @@ def split_prompts(
     card: ModelCard,
 ) -> list[Prompt]:
     """One Prompt for each in `value`, which is that of `field`. Raises RequestError (400)."""
-    given = _split(field, value)
-    field.check_count(len(given))
     special, keep = body.add_special_tokens is not False, truncation(body)
     extras = PromptExtras(truncate_tokens=keep) if keep else None
-    empty = Prompt(add_special_tokens=special, field=field.name, extras=extras)
-    return [_prompt(field, prompt, empty, card) for prompt in given]
+    if isinstance(value, str):
+        return [_text_prompt(field, value, special, extras)]
+    given = _split(field, value)
+    field.check_count(len(given))
+    return [
+        _text_prompt(field, each, special, extras)
+        if isinstance(each, str)
+        else _ids_prompt(field, each, extras, card)
+        for each in given
+    ]
 
 
 def truncation(body: GenerationRequest | EmbeddingRequest) -> int:
@@ -90,9 +96,7 @@ def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
     return prompt._replace(extras=extras._replace(suffix=body.suffix or ""))
 
 
-def _split(field: PromptField, value: str | list[Any]) -> list[str] | list[list[int]]:
-    if isinstance(value, str):
-        return [value]
+def _split(field: PromptField, value: list[Any]) -> list[str] | list[list[int]]:
     if not value:
         raise bad(field.name, "must not be empty")
     kinds = {type(item) for item in value}
@@ -103,16 +107,22 @@ def _split(field: PromptField, value: str | list[Any]) -> list[str] | list[list[
     return value
 
 
-def _prompt(field: PromptField, given: str | list[int], empty: Prompt, card: ModelCard) -> Prompt:
-    """`empty` with the text or the ids that are `given`."""
-    if isinstance(given, str):
-        return empty._replace(text=given)
-    if not given:
+def _text_prompt(
+    field: PromptField, text: str, special: bool, extras: PromptExtras | None
+) -> Prompt:
+    return Prompt(text=text, add_special_tokens=special, field=field.name, extras=extras)
+
+
+def _ids_prompt(
+    field: PromptField, ids: list[int], extras: PromptExtras | None, card: ModelCard
+) -> Prompt:
+    if not ids:
         raise bad(field.name, "must not be empty")
-    if empty.extras is None:
-        field.check_context(card.max_model_len, len(given))
-    check_vocabulary(given, card, field.name)
-    return empty._replace(token_ids=pack_ids(given), add_special_tokens=False)
+    if extras is None:
+        field.check_context(card.max_model_len, len(ids))
+    check_vocabulary(ids, card, field.name)
+    packed = pack_ids(ids)
+    return Prompt(token_ids=packed, add_special_tokens=False, field=field.name, extras=extras)
 
 
 def check_choices(n_prompts: int, n: int) -> None:
