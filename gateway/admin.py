@@ -10,6 +10,7 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.openai.answer import encode_json
+from pagemesh.gateway.request_body import read_body
 from pagemesh.gateway.route_store import Edit
 from pagemesh.gateway.routes import RouteOrigin
 from pagemesh.shared.errors import RequestError
@@ -126,7 +127,7 @@ def _name(request: web.Request) -> str:
 
 async def _body(request: web.Request, shape: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(await request.read(), type=shape)
+        return msgspec.json.decode(await read_body(request), type=shape)
     except msgspec.MsgspecError as error:
         raise RequestError(
             f'The body must be {{"targets": {{"MODEL": WEIGHT, …}}}}, or for PUT {{"targets": '

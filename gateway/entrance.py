@@ -26,6 +26,7 @@ from pagemesh.gateway.headers import (
 from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.openai.errors import error_body, error_response, from_http
 from pagemesh.gateway.parting import Parting
+from pagemesh.gateway.random_ids import RandomIds
 from pagemesh.shared.access import Access, admit, route_of
 from pagemesh.shared.errors import RequestError
 
@@ -48,6 +49,7 @@ class Entrance:
         self._origins = origins
         self._metrics = metrics
         self._parting = parting
+        self._new_id = RandomIds("req_")
 
     def middleware(self) -> Middleware:
         @web.middleware
@@ -55,7 +57,7 @@ class Entrance:
             status, began_s = CLIENT_GONE, time.monotonic()
             route = route_of(request)
             self._parting.asked(request)
-            request[REQUEST_ID] = choose_request_id(request)
+            request[REQUEST_ID] = choose_request_id(request, self._new_id)
             request[CORS] = self._origins.headers(request.headers.get("Origin"))
             try:
                 try:

@@ -28,6 +28,7 @@ class PromptState(msgspec.Struct):
     """What came back about one prompt. `ids` are int32-LE bytes, empty until accepted."""
 
     ids: bytes = b""
+    n_tokens: int = 0
     text: str | None = None
     accepted: bool = False
     in_reasoning: bool = False
@@ -36,10 +37,6 @@ class PromptState(msgspec.Struct):
     scored: bool = False
     began: bool = False
     vector: bytes = b""
-
-    @property
-    def n_tokens(self) -> int:
-        return len(self.ids) // ID_BYTES
 
     @property
     def first_id(self) -> bytes:
@@ -96,11 +93,9 @@ class Generation:
     def accept(self, prompt_index: int, accepted: Accepted) -> None:
         prompt = self.prompts[prompt_index]
         if not prompt.accepted:
-            prompt.ids, prompt.text, prompt.accepted = (
-                accepted.prompt_ids,
-                accepted.prompt_text,
-                True,
-            )
+            prompt.accepted = True
+            prompt.ids, prompt.text = accepted.prompt_ids, accepted.prompt_text
+            prompt.n_tokens = len(prompt.ids) // ID_BYTES
             prompt.in_reasoning = accepted.in_reasoning
             self.prompt_tokens += prompt.n_tokens
             self._wake()
@@ -182,7 +177,7 @@ class Generation:
         self._changed = True
         if self._on_change is not None:
             self._on_change()
-        elif self._waiter is not None and not self._waiter.done() and self._ends_wait():
+        elif self._waiter is not None and self._ends_wait() and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _ends_wait(self) -> bool:

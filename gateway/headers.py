@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -46,12 +45,10 @@ def is_sane_id(given: str) -> bool:
     return _SANE_ID.fullmatch(given) is not None
 
 
-def choose_request_id(request: web.BaseRequest) -> str:
+def choose_request_id(request: web.BaseRequest, new_id: Callable[[], str]) -> str:
     """The client's own X-Request-Id when it is fit to be logged and echoed, else a new one."""
     given = request.headers.get("X-Request-Id")
-    if given is not None and is_sane_id(given):
-        return given
-    return f"req_{os.urandom(16).hex()}"
+    return given if given is not None and is_sane_id(given) else new_id()
 
 
 def check_encoding(request: web.BaseRequest) -> None:

@@ -135,10 +135,6 @@ class ModelTally:
             in_flight=self.n_in_flight,
         )
 
-    def finished(self, reason: str, engine_id: str) -> None:
-        self.engine(engine_id).finished[reason] += 1
-        self.n_in_flight -= 1
-
 
 class RequestMetrics:
     """By primary model name. Models are few and known, so all are kept."""
@@ -238,7 +234,8 @@ class ChoiceTiming:
 
     def ended(self, reason: str) -> None:
         """Whatever ended it. The last that counts."""
-        self._model.finished(reason, self.engine_id)
+        self._model.n_in_flight -= 1
+        self.tally.finished[reason] += 1
         self._leave_engine()
 
     def _leave_engine(self) -> None:

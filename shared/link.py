@@ -36,9 +36,9 @@ from pagemesh.shared.wire import (
     BadFrame,
     Message,
     decode,
+    decode_packet,
     encode,
     join_frames,
-    split_frames,
 )
 
 LINK_PATH: Final = "/link"
@@ -115,9 +115,8 @@ class Link:
     async def __aiter__(self) -> AsyncIterator[Message]:
         try:
             while (packet := await self._receive()) is not None:
-                for frame in split_frames(packet):
+                for message in decode_packet(packet):
                     self._begin_burst()
-                    message = decode(frame)
                     if isinstance(message, Echo):
                         self._on_echo(message)
                     else:

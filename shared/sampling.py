@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from operator import attrgetter
 from typing import Any
 
@@ -142,7 +143,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
     def with_seed(self, seed: int) -> SamplingParams:
         """The same with another `seed`, an int64. Nothing is checked again."""
-        seeded = self.__copy__()
+        seeded = copy(self)
         msgspec.structs.force_setattr(seeded, "seed", seed)
         return seeded
 

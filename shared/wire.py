@@ -1,14 +1,14 @@
 """Frames and packets: how messages travel.
 
-A frame is one msgpack array `[tag, *fields]`; the tag is the message's place in `Message`. A packet
-is one msgpack array of frames.
+A frame is a tag, which is a msgpack integer, and a msgpack array of fields; the tag is the place of
+the message in `Message`. A packet is one msgpack array of frames, so of twice as many parts.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -48,7 +48,7 @@ PROTOCOL: Final = 3
 MAX_FRAME_BYTES: Final = 64 * 2**20
 # Of the array around the frames.
 PACKET_HEAD_BYTES: Final = 3
-MAX_PACKET_FRAMES: Final = 2**16 - 1
+MAX_PACKET_FRAMES: Final = 2**15 - 1
 ID_BYTES: Final = 4
 """Of a packed integer."""
 
@@ -82,15 +82,14 @@ Message = (
 )
 
 _TYPES: Final[tuple[type[Any], ...]] = Message.__args__
-_TAGS: Final[dict[type[Any], int]] = {kind: tag for tag, kind in enumerate(_TYPES)}
+# A msgpack integer below 128 is one byte.
+_TAGS: Final[dict[type[Any], bytes]] = {kind: bytes((tag,)) for tag, kind in enumerate(_TYPES)}
 # A fifth of the time that packb takes, for the same bytes.
 _pack: Final = msgspec.msgpack.Encoder().encode
 # Straight from the bytes into the message: a third of the time of unpacking and checking apart.
 _DECODERS: Final = tuple(msgspec.msgpack.Decoder(kind) for kind in _TYPES)
-# The frames of a packet are not looked into.
-_RAW_FRAMES: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_SHORT_ARRAY: Final = 0x90
-_ARRAY16: Final = 0xDC
+_RAW_PARTS: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_UNUSABLE: Final = (ValueError, TypeError, IndexError, OverflowError, RecursionError)
 
 
 class BadFrame(ValueError):
@@ -101,7 +100,7 @@ def encode(message: Message) -> bytes:
     """The frame of `message`. Raises BadFrame when no peer could take it: it is over
     MAX_FRAME_BYTES, or holds an integer over 64 bits or something that is no data."""
     try:
-        packed = _pack((_TAGS[type(message)], *message))
+        packed = _TAGS[type(message)] + _pack(message)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BadFrame(f"{type(message).__name__} cannot be packed: {error}") from error
     if len(packed) > MAX_FRAME_BYTES:
@@ -115,35 +114,34 @@ def decode(frame: bytes) -> Message:
     Raises BadFrame, and nothing else, on anything that is not a message.
     """
     try:
-        tag, fields = _untagged(frame)
-        message: Message = _DECODERS[tag].decode(fields)
-    except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
-        raise BadFrame(f"not a frame of protocol {PROTOCOL}: {error}") from error
-    return message
+        return _decoded(frame[0], memoryview(frame)[1:])
+    except _UNUSABLE as error:
+        raise _not_ours(error) from error
 
 
 def join_frames(frames: Sequence[bytes]) -> bytes:
     """The packet of at most MAX_PACKET_FRAMES."""
-    return b"".join((b"\xdc%b" % len(frames).to_bytes(2, "big"), *frames))
+    return b"".join((b"\xdc", (2 * len(frames)).to_bytes(2, "big"), *frames))
 
 
-def split_frames(packet: bytes) -> list[bytes]:
-    """The frames of `packet`. Raises BadFrame when it is no packet."""
+def decode_packet(packet: bytes) -> Iterator[Message]:
+    """The messages of its frames, each checked when it is asked for. Raises BadFrame as `decode`
+    does."""
     try:
-        return [bytes(raw) for raw in _RAW_FRAMES.decode(packet)]
-    except (ValueError, RecursionError) as error:
-        raise BadFrame(f"not a packet of protocol {PROTOCOL}: {error}") from error
+        parts = iter(_RAW_PARTS.decode(packet))
+        for tag, fields in zip(parts, parts, strict=True):
+            yield _decoded(bytes(tag)[0], fields)
+    except _UNUSABLE as error:
+        raise _not_ours(error) from error
 
 
-def _untagged(frame: bytes) -> tuple[int, bytes]:
-    """The tag, and the array of the fields alone. Raises IndexError, ValueError, OverflowError."""
-    head = frame[0]
-    if head & 0xF0 == _SHORT_ARRAY:
-        return frame[1], bytes((max(head - 1, _SHORT_ARRAY),)) + frame[2:]
-    if head != _ARRAY16:
-        raise ValueError("it is no array")
-    n_fields = int.from_bytes(frame[1:3], "big") - 1
-    return frame[3], frame[:1] + n_fields.to_bytes(2, "big") + frame[4:]
+def _decoded(tag: int, fields: memoryview | msgspec.Raw) -> Message:
+    message: Message = _DECODERS[tag].decode(fields)
+    return message
+
+
+def _not_ours(error: Exception) -> BadFrame:
+    return BadFrame(f"not a frame of protocol {PROTOCOL}: {error}")
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:

@@ -17,6 +17,7 @@ from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.openai.answer import Job, encode_json, new_id, respond
 from pagemesh.gateway.openai.chat import chat_job, chat_prompt
 from pagemesh.gateway.openai.tools import tool_use
+from pagemesh.gateway.request_body import read_body
 from pagemesh.gateway.whole import json_answer
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Prompt, Tokenize, Tokenized
@@ -33,7 +34,7 @@ class MessagesEndpoint:
         self._counts = backend.body_reader("messages", CountTokensRequest, REFUSED)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._messages.read(raw)
         user = (body.metadata or {}).get("user_id")
         served = self._backend.router.resolve(body.model, str(user or request[REQUEST_ID]))
@@ -42,7 +43,7 @@ class MessagesEndpoint:
             return await respond(self._backend, request, job, partial(MessagesAnswer, job))
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._counts.read(raw)
         served = self._backend.router.resolve(body.model, request[REQUEST_ID])
         with _in_our_names():

@@ -21,6 +21,7 @@ from pagemesh.gateway.openai.answer import encode_json
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.files import checked_life_s
 from pagemesh.gateway.openai.schema import BatchRequest
+from pagemesh.gateway.request_body import read_body
 from pagemesh.shared.access import OWNER
 from pagemesh.shared.errors import RequestError
 
@@ -39,7 +40,7 @@ class BatchesEndpoint:
         self._reader = backend.body_reader("batches", BatchRequest, {})
 
     async def create(self, request: web.Request) -> web.Response:
-        body = await self._reader.read(await request.read())
+        body = await self._reader.read(await read_body(request))
         self._check(body)
         record = await on_disk(self._created, request[OWNER], body, time.time())
         return _json(record.shown())

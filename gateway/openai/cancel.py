@@ -11,6 +11,7 @@ from msgspec import Struct
 from pagemesh.gateway.cancelling import Cancellations
 from pagemesh.gateway.openai.answer import encode_json
 from pagemesh.gateway.openai.errors import bad
+from pagemesh.gateway.request_body import read_body
 from pagemesh.gateway.whole import json_answer
 from pagemesh.shared.access import Access, authorization_of
 from pagemesh.shared.errors import RequestError
@@ -42,7 +43,7 @@ class CancelEndpoint:
     async def abort(self, request: web.Request) -> web.StreamResponse:
         """vLLM's spelling, for several."""
         try:
-            body = msgspec.json.decode(await request.read(), type=AbortRequests)
+            body = msgspec.json.decode(await read_body(request), type=AbortRequests)
         except msgspec.MsgspecError as error:
             raise bad("request_ids", f"must be a list of ids: {error}") from error
         if not 1 <= len(body.request_ids) <= MAX_IDS:

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
-from pagemesh.gateway.openai.answer import Job, new_id, respond
+from pagemesh.gateway.offload import LARGE_BYTES
+from pagemesh.gateway.openai.answer import Job, respond
 from pagemesh.gateway.openai.body import check_plain
 from pagemesh.gateway.openai.chat_answer import ChatAnswer
 from pagemesh.gateway.openai.chat_options import with_options
@@ -24,6 +25,8 @@ from pagemesh.gateway.openai.params import chat_params, check_cache_names, split
 from pagemesh.gateway.openai.parsed_chat import ParsedChatAnswer
 from pagemesh.gateway.openai.schema import ChatRequest, TokenizeRequest
 from pagemesh.gateway.openai.tools import tool_use
+from pagemesh.gateway.random_ids import RandomIds
+from pagemesh.gateway.request_body import read_body
 from pagemesh.shared.messages import ModelCard, Prompt
 from pagemesh.shared.sampling import SamplingParams
 from pagemesh.shared.text_parsers import NONE
@@ -34,6 +37,7 @@ class ChatEndpoint:
         self._backend = backend
         self._on_unknown = partial(backend.metrics.unknown_field, "chat")
         self._reader = backend.body_reader("chat", ChatRequest, CHAT_REFUSED)
+        self._new_id = RandomIds("chatcmpl-")
         self._params_of = KnownParams(ChatRequest, chat_params)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -43,12 +47,15 @@ class ChatEndpoint:
 
     async def job(self, request: web.Request) -> Job:
         """What the request asks for. Raises RequestError."""
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._reader.read(raw)
         served = self._backend.router.resolve(body.model, split_key(request, body))
         trusts = self._backend.trusts_chat_templates
-        made_of = chat_job, body, served, new_id("chatcmpl"), trusts, self._params_of
-        job = await self._backend.offload.run(len(raw), *made_of)
+        made_of = body, served, self._new_id(), trusts, self._params_of
+        if len(raw) <= LARGE_BYTES:
+            job = chat_job(*made_of)
+        else:
+            job = await self._backend.offload.run(len(raw), chat_job, *made_of)
         for name in unknown_fields(job.prompts[0].messages or []):
             self._on_unknown(f"messages.{name}")
         return job

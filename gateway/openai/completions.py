@@ -13,12 +13,12 @@ from aiohttp import web
 from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation, logprob_bytes
+from pagemesh.gateway.offload import LARGE_BYTES
 from pagemesh.gateway.openai.answer import (
     ChunkFrame,
     Job,
     encode_json,
     named_ids,
-    new_id,
     respond,
 )
 from pagemesh.gateway.openai.body import IdLimit
@@ -40,6 +40,8 @@ from pagemesh.gateway.openai.prompts import (
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.sse import OPENAI
 from pagemesh.gateway.openai.usage import usage
+from pagemesh.gateway.random_ids import RandomIds
+from pagemesh.gateway.request_body import read_body
 from pagemesh.shared.messages import (
     Delta,
     ModelCard,
@@ -59,6 +61,7 @@ class CompletionsEndpoint:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._reader = backend.body_reader("completions", CompletionRequest, COMPLETION_REFUSED)
+        self._new_id = RandomIds("cmpl-")
         self._params_of = KnownParams(CompletionRequest, completion_params)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -68,11 +71,13 @@ class CompletionsEndpoint:
 
     async def job(self, request: web.Request) -> Job:
         """What the request asks for. Raises RequestError."""
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._reader.read(raw, self._id_limit(raw))
         served = self._backend.router.resolve(body.model, split_key(request, body))
-        made_of = completion_job, body, served, self._params_of
-        return await self._backend.offload.run(len(raw), *made_of)
+        made_of = body, served, self._new_id(), self._params_of
+        if len(raw) <= LARGE_BYTES:
+            return completion_job(*made_of)
+        return await self._backend.offload.run(len(raw), completion_job, *made_of)
 
     def _id_limit(self, raw: bytes) -> IdLimit | None:
         """The longest context there is; the model's own is checked once its name is known. More of
@@ -86,6 +91,7 @@ class CompletionsEndpoint:
 def completion_job(
     body: CompletionRequest,
     served: ServedModel,
+    answer_id: str,
     params_of: Callable[[CompletionRequest, ModelCard], SamplingParams] = completion_params,
 ) -> Job:
     """Raises RequestError (400) naming the field at fault."""
@@ -94,7 +100,7 @@ def completion_job(
     prompts = completion_prompts(body, served.card)
     check_choices(len(prompts), params.n)
     return Job(
-        id=new_id("cmpl"),
+        id=answer_id,
         created_s=int(time.time()),
         served=served,
         body=body,

@@ -24,6 +24,7 @@ from pagemesh.gateway.openai.fields import EMBEDDING_REFUSED
 from pagemesh.gateway.openai.params import check_cache_names, split_key
 from pagemesh.gateway.openai.prompts import PromptField, longest_ids_tokens, split_prompts
 from pagemesh.gateway.openai.schema import EmbeddingRequest
+from pagemesh.gateway.request_body import read_body
 from pagemesh.gateway.whole import json_answer
 from pagemesh.shared.messages import Generate, ModelCard, Prompt
 from pagemesh.shared.pooling import NO_TOKENS, PoolingParams, unpack_floats
@@ -73,7 +74,7 @@ class EmbeddingsEndpoint:
         self._reader = backend.body_reader("embeddings", EmbeddingRequest, EMBEDDING_REFUSED)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._reader.read(raw, self._id_limit(raw))
         served = self._backend.router.resolve(body.model, split_key(request, body))
         job = await self._backend.offload.run(len(raw), _job, body, served)

@@ -16,6 +16,7 @@ from pagemesh.gateway.openai.fields import TOKENIZE_REFUSED
 from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from pagemesh.gateway.openai.tools import checked_tools
+from pagemesh.gateway.request_body import read_body
 from pagemesh.shared.messages import Detokenize, Detokenized, Prompt, Tokenize, Tokenized
 from pagemesh.shared.wire import pack_ids, unpack_ids
 
@@ -30,7 +31,7 @@ class TokenizeEndpoint:
         self._detokenize = backend.body_reader("detokenize", DetokenizeRequest, {})
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._tokenize.read(raw)
         served = self._backend.router.resolve(body.model, request[REQUEST_ID])
         question = Tokenize(
@@ -44,7 +45,7 @@ class TokenizeEndpoint:
         return _json(await self._offload.run(len(answer.token_ids), _tokenized, answer))
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._detokenize.read(raw, self._id_limit())
         served = self._backend.router.resolve(body.model, request[REQUEST_ID])
         check_vocabulary(body.tokens, served.card, "tokens")

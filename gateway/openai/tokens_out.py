@@ -12,7 +12,7 @@ from pagemesh.gateway.backend import Backend
 from pagemesh.gateway.directory import ServedModel
 from pagemesh.gateway.generation import Generation
 from pagemesh.gateway.headers import REQUEST_ID, is_sane_id
-from pagemesh.gateway.openai.answer import Job, QuickAnswer, encode_json, respond
+from pagemesh.gateway.openai.answer import Job, QuickAnswer, encode_json, new_id, respond
 from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.completions import completion_job
 from pagemesh.gateway.openai.errors import bad
@@ -23,6 +23,7 @@ from pagemesh.gateway.openai.prompts import check_vocabulary
 from pagemesh.gateway.openai.schema import CompletionRequest, GenerateRequest
 from pagemesh.gateway.openai.sse import OPENAI, event
 from pagemesh.gateway.openai.usage import usage
+from pagemesh.gateway.request_body import read_body
 from pagemesh.shared.messages import Delta
 from pagemesh.shared.wire import unpack_ids
 
@@ -36,7 +37,7 @@ class TokensEndpoint:
         self._inner = backend.body_reader("generate", CompletionRequest, COMPLETION_REFUSED)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
+        raw = await read_body(request)
         asked = await self._outer.read(raw, self._id_limit())
         if not asked.token_ids:
             raise bad("token_ids", "must not be empty")
@@ -85,7 +86,7 @@ def _job(body: CompletionRequest, served: ServedModel) -> Job:
     """Text is made only where stop strings are looked for in it."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of", "is supported only when it equals n", code="unsupported_parameter")
-    job = completion_job(body, served)
+    job = completion_job(body, served, new_id("cmpl"))
     params = job.params
     if params.stop:
         return job

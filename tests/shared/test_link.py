@@ -102,6 +102,27 @@ async def test_a_reader_with_frames_waiting_lets_the_loop_turn(
         assert len(set(seen)) == n_frames
 
 
+async def test_frames_that_wait_together_cross_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a long one goes alone, so that it is not copied."""
+    async with linked() as (ours, theirs):
+        sent: list[int] = []
+        send_bytes = ours._socket.send_bytes
+
+        async def counted(packet: bytes) -> None:
+            sent.append(len(packet))
+            await send_bytes(packet)
+
+        monkeypatch.setattr(ours._socket, "send_bytes", counted)
+        long = "x" * 100_000
+        ids = [*map(str, range(20)), long, "last"]
+        for request_id in ids:
+            ours.send(Cancel(request_id))
+        assert await take(theirs, len(ids)) == [Cancel(each) for each in ids]
+        await ours.drained()
+        assert len(sent) == 3
+        assert sent[1] > len(long) > 100 > sent[2]
+
+
 async def test_each_side_learns_who_the_other_is() -> None:
     async with linked() as (ours, theirs):
         assert ours.peer == LISTENER

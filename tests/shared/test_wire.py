@@ -16,7 +16,17 @@ from pagemesh.shared.engine_messages import End, Step, StepResult
 from pagemesh.shared.messages import Cancel, Deltas, Hello
 from pagemesh.shared.pooling import POOLINGS, PoolingParams
 from pagemesh.shared.sampling import SamplingParams
-from pagemesh.shared.wire import BadFrame, Message, decode, encode, pack_ids, unpack_ids
+from pagemesh.shared.wire import (
+    MAX_PACKET_FRAMES,
+    BadFrame,
+    Message,
+    decode,
+    decode_packet,
+    encode,
+    join_frames,
+    pack_ids,
+    unpack_ids,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PARAMS = st.builds(
@@ -95,35 +105,66 @@ def test_a_damaged_frame_raises_only_bad_frame(message: Message, data: st.DataOb
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "parts",
     [
         [],
-        [999],
-        [-1, "id"],
-        ["text"],
-        {"tag": 4},
         [4],
-        [4, 17],
-        [4, "id", "one too many"],
-        "text",
-        None,
+        [999, ["id"]],
+        [-1, ["id"]],
+        ["4", ["id"]],
+        [4, []],
+        [4, [17]],
+        [4, ["id", "one too many"]],
+        [4, ["id"], 0],
+        [4, {"request_id": "id"}],
+        [4, "text"],
+        [4, None],
     ],
 )
-def test_what_is_no_message_is_a_bad_frame(fields: Any) -> None:
+def test_what_is_no_message_is_a_bad_frame(parts: list[Any]) -> None:
+    frame = b"".join(map(msgspec.msgpack.encode, parts))
     with pytest.raises(BadFrame):
-        decode(msgspec.msgpack.encode(fields))
+        decode(frame)
+    with pytest.raises(BadFrame):
+        list(decode_packet(join_frames([encode(Cancel("r")), frame])))
 
 
-def test_deep_nesting_is_a_bad_frame() -> None:
+@pytest.mark.parametrize("nested", [b"\x91" * 100_000, b"\x04" + b"\x91" * 100_000])
+def test_deep_nesting_is_a_bad_frame(nested: bytes) -> None:
     with pytest.raises(BadFrame):
-        decode(b"\x91" * 100_000)
+        decode(nested)
+    with pytest.raises(BadFrame):
+        list(decode_packet(nested))
+
+
+@given(st.lists(MESSAGES, max_size=20))
+def test_a_packet_holds_its_messages_in_order(messages: list[Message]) -> None:
+    assert list(decode_packet(join_frames([encode(each) for each in messages]))) == messages
+
+
+def test_a_packet_of_as_many_frames_as_may_be() -> None:
+    frame = encode(Cancel("r"))
+    assert len(list(decode_packet(join_frames([frame] * MAX_PACKET_FRAMES)))) == MAX_PACKET_FRAMES
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=4), st.data())
+def test_a_damaged_packet_raises_only_bad_frame(
+    messages: list[Message], data: st.DataObject
+) -> None:
+    packet = bytearray(join_frames([encode(each) for each in messages]))
+    at = data.draw(st.integers(0, len(packet) - 1))
+    packet[at] = data.draw(st.integers(0, 255))
+    try:
+        list(decode_packet(bytes(packet[: data.draw(st.integers(0, len(packet)))])))
+    except BadFrame:
+        return
 
 
 def test_tags_are_an_interface() -> None:
     """A new message goes to the end of the union; a changed order needs a new PROTOCOL."""
     names = [kind.__name__ for kind in get_args(Message)]
     assert names[:4] == ["Hello", "Refused", "Engines", "Generate"]
-    assert encode(Cancel("r"))[1] == names.index("Cancel")
+    assert encode(Cancel("r"))[0] == names.index("Cancel")
     assert [names.index(kind.__name__) for kind in (Hello, Deltas, End, Step, StepResult)] == [
         0,
         8,

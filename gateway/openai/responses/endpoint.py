@@ -32,6 +32,7 @@ from pagemesh.gateway.openai.responses.schema import REFUSED, ResponseRequest
 from pagemesh.gateway.openai.responses.store import Draft, ResponseStore
 from pagemesh.gateway.openai.responses.truncation import truncated
 from pagemesh.gateway.openai.schema import ChatRequest
+from pagemesh.gateway.request_body import read_body
 from pagemesh.shared.access import OWNER
 from pagemesh.shared.errors import RequestError
 from pagemesh.shared.messages import Tokenize, Tokenized
@@ -53,7 +54,7 @@ class ResponsesEndpoint:
         self._reader = backend.body_reader("responses", ResponseRequest, REFUSED)
 
     async def create(self, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
+        raw = await read_body(request)
         body = await self._reader.read(raw)
         with named_as_given():
             draft = await self._draft(request[OWNER], body, len(raw))
