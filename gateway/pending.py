@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+import msgspec
+
 from pagemesh.gateway.generation import ID_BYTES, Generation, PromptState
 from pagemesh.gateway.open_requests import CANCELLED
 from pagemesh.gateway.request_metrics import ChoiceTiming, ModelTally
@@ -91,8 +93,8 @@ class PendingGeneration:
         """The next attempt goes on after what every choice has already generated."""
         self.fruitless_losses += 1
         prior_ids = [bytes(ids) for ids in self._ids] if any(self._ids) else []
-        self._generate = self._generate._replace(
-            attempt=self._generate.attempt + 1, prior_ids=prior_ids
+        self._generate = msgspec.structs.replace(
+            self._generate, attempt=self._generate.attempt + 1, prior_ids=prior_ids
         )
 
     def accept(self, accepted: Accepted) -> None:

@@ -10,6 +10,7 @@ from itertools import count
 from threading import Lock
 from typing import Any, Final, TypeVar
 
+import msgspec
 import structlog
 
 from pagemesh.beam_search import BeamSearch
@@ -145,7 +146,7 @@ class LLM:
         asked = as_prompts(prompts)
         pooling = one_each(pooling_params, PoolingParams(), len(asked), "pooling_params")
         generates = [
-            self._request(prompt, NO_TOKENS)._replace(pooling=one)
+            msgspec.structs.replace(self._request(prompt, NO_TOKENS), pooling=one)
             for prompt, one in zip(asked, pooling, strict=True)
         ]
         return self._run(generates, EmbeddingRequestOutput.of, use_tqdm)

@@ -1,8 +1,8 @@
 """Messages between services: the handshake, what every hop says of engines, and what gateway and
 tokenizer services tell each other. Those of the engines are in `engine_messages`.
 
-A message is a NamedTuple; `wire` makes frames of them. Integer arrays travel as little-endian int32
-bytes, float arrays as little-endian float32 bytes.
+A message is a NamedTuple, or a msgspec.Struct where making it counts; `wire` makes frames of them.
+Integer arrays travel as little-endian int32 bytes, float arrays as little-endian float32 bytes.
 
 Direction: gateway ─ Generate, Cancel, Tokenize, Detokenize, Render → tokenizer ─ Submit, End →
 scheduler ─ Step → worker, and back up StepResult → Tokens, Lost → Accepted, Deltas, Failed.
@@ -11,6 +11,8 @@ scheduler ─ Step → worker, and back up StepResult → Tokens, Lost → Accep
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from pagemesh.shared.pooling import PoolingParams
 from pagemesh.shared.sampling import SamplingParams
@@ -155,7 +157,7 @@ class PromptExtras(NamedTuple):
     truncate_tokens: int = 0
 
 
-class Prompt(NamedTuple):
+class Prompt(msgspec.Struct, frozen=True, array_like=True):
     """Exactly one of `messages`, `text` and `token_ids` is given. `tools` go with messages. `field`
     is where it stood in the client's request, unless that is `messages`."""
 
@@ -175,7 +177,7 @@ LAST_PRIORITY: Final = 2**31 - 1
 """Of work that nobody waits for: behind all other, whatever the policy of the queue."""
 
 
-class Generate(NamedTuple):
+class Generate(msgspec.Struct, frozen=True, array_like=True):
     """`params.n` choices of one prompt. `params.seed` is always set. `prior_ids` holds, for each
     choice, what it had generated before a resume (empty list: a fresh request). Requests of one
     `cache_key` had better run on one engine. `keeps_marks`: what the model's parsers look for stays

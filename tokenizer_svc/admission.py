@@ -55,7 +55,9 @@ def prepare_request(text_model: TextModel, generate: Generate, card: ModelCard) 
     hashes = chain_hashes(prompt_ids, card.block_tokens, salt=generate.cache_salt)
     return Prepared(
         text_model=text_model,
-        generate=generate._replace(prompt=Prompt(), pooling=text_model.pooling(generate.pooling)),
+        generate=msgspec.structs.replace(
+            generate, prompt=Prompt(), pooling=text_model.pooling(generate.pooling)
+        ),
         card=card,
         params=resolve_max_tokens(params, len(ids), card),
         prompt_ids=prompt_ids,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, Final
 
+import msgspec
+
 from pagemesh.gateway.openai.body import check_plain
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.limits import EFFORTS, MAX_DOCUMENTS, VERBOSITIES
@@ -29,7 +31,7 @@ def with_options(prompt: Prompt, body: ChatRequest, *, trusts_templates: bool) -
         chat_template=_template(body.chat_template, trusts=trusts_templates),
         truncate_tokens=truncation(body),
     )
-    return prompt._replace(extras=extras)
+    return msgspec.structs.replace(prompt, extras=extras)
 
 
 def _option(body: ChatRequest, name: str) -> str | None:

@@ -148,20 +148,23 @@ class CompletionAnswer:
         n = self._job.params.n
         if n > self._n_shown:
             gains = best_choices(gains, n, self._n_shown)
-        choices = [self._choice(gain, scored[gain.choice // n]) for gain in gains]
         return {
             "id": self._job.id,
             "object": "text_completion",
             "created": self._job.created_s,
             "model": self._job.served.name,
-            "choices": [{"index": index, **each} for index, each in enumerate(choices)],
+            "choices": [
+                self._choice(index, gain, scored[gain.choice // n])
+                for index, gain in enumerate(gains)
+            ],
             "usage": usage(self._generation),
             **self._job.echoes,
         }
 
-    def _choice(self, gain: Delta, scored_prompt: list[Any] | None) -> dict[str, Any]:
+    def _choice(self, index: int, gain: Delta, scored_prompt: list[Any] | None) -> dict[str, Any]:
         text, logprobs = self._text_and_logprobs(gain)
         return {
+            "index": index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": gain.finish_reason,

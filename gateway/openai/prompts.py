@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.schema import CompletionRequest, EmbeddingRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
@@ -93,7 +95,8 @@ def _with_suffix(prompt: Prompt, body: CompletionRequest) -> Prompt:
     if prompt.text is None or body.echo:
         raise bad("suffix", "needs a prompt of text, and no echo")
     extras = prompt.extras or PromptExtras()
-    return prompt._replace(extras=extras._replace(suffix=body.suffix or ""))
+    with_suffix = extras._replace(suffix=body.suffix or "")
+    return msgspec.structs.replace(prompt, extras=with_suffix)
 
 
 def _split(field: PromptField, value: list[Any]) -> list[str] | list[list[int]]:

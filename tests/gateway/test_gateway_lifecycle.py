@@ -229,8 +229,8 @@ async def test_a_lost_tokenizer_service_costs_only_a_pause(
                 await gateway.get("/ready")
         await tokenizer.hang_up()
         again = await resumed_by(other)
-        assert again.generate == talk.generate._replace(
-            attempt=1, prior_ids=again.generate.prior_ids
+        assert again.generate == msgspec.structs.replace(
+            talk.generate, attempt=1, prior_ids=again.generate.prior_ids
         )
         assert list(map(unpack_ids, again.generate.prior_ids)) == [[1], [4, 5]]
         again.accept()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from pipeline_driver import EOS, admit, ids_of, model_of, pipeline_of, refused, run
 from scripts import card_of, generate, text_of, tokens
@@ -113,7 +114,7 @@ def test_a_request_resumed_by_the_gateway_goes_on_at_the_same_character(
     deltas = run(before, submit.key, ids[:half])
     assert text_of(deltas) == "one 世"
     prior = b"".join(delta.token_ids for delta in deltas)
-    [again] = admit(after, request._replace(attempt=2, prior_ids=[prior]))
+    [again] = admit(after, msgspec.structs.replace(request, attempt=2, prior_ids=[prior]))
     assert unpack_ids(again.prior_ids) == ids[:half]
     deltas += run(after, again.key, ids[half:])
     assert text_of(deltas) == "one 世界 two "

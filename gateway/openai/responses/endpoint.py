@@ -84,7 +84,8 @@ class ResponsesEndpoint:
         room_tokens = card.max_model_len - (job.params.max_tokens or 1)
 
         async def fits(kept: list[Message]) -> bool:
-            question = Tokenize(new_id("fits"), card.names[0], prompt._replace(messages=kept))
+            shorter = msgspec.structs.replace(prompt, messages=kept)
+            question = Tokenize(new_id("fits"), card.names[0], shorter)
             try:
                 answer = await self._backend.upstream.ask(question)
             except RequestError as error:
@@ -95,7 +96,8 @@ class ResponsesEndpoint:
             return len(answer.token_ids) // ID_BYTES <= room_tokens
 
         kept = await truncated(prompt.messages or [], fits)
-        return msgspec.structs.replace(job, prompts=[prompt._replace(messages=kept)])
+        shorter = msgspec.structs.replace(prompt, messages=kept)
+        return msgspec.structs.replace(job, prompts=[shorter])
 
     async def _answer(
         self, request: web.Request, body: ResponseRequest, job: Job, draft: Draft
