@@ -84,19 +84,17 @@ class Origins:
 
 
 def common_headers(request: web.BaseRequest) -> dict[str, str]:
-    return {**_own_headers(request), **request[CORS].headers}
+    return {"x-request-id": request[REQUEST_ID], **_rarer(request), **request[CORS].headers}
 
 
 def common_lines(request: web.BaseRequest) -> str:
     """The common headers on the wire."""
-    own = "".join([f"{name}: {value}\r\n" for name, value in _own_headers(request).items()])
-    return own + request[CORS].lines
+    rarer = "".join([f"{name}: {value}\r\n" for name, value in _rarer(request).items()])
+    return f"x-request-id: {request[REQUEST_ID]}\r\n{rarer}{request[CORS].lines}"
 
 
-def _own_headers(request: web.BaseRequest) -> dict[str, str]:
-    headers = {"x-request-id": request[REQUEST_ID]}
-    if speaks_anthropic(request):
-        headers["request-id"] = request[REQUEST_ID]
+def _rarer(request: web.BaseRequest) -> dict[str, str]:
+    headers = {"request-id": request[REQUEST_ID]} if speaks_anthropic(request) else {}
     if LAST_REQUEST.get():
         headers["connection"] = "close"
     return headers

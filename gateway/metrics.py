@@ -6,15 +6,15 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from pagemesh.gateway.answer_series import AnswerSeries
 from pagemesh.gateway.request_metrics import RequestMetrics
-from pagemesh.shared.distribution import Histogram, Observations
+from pagemesh.shared.distribution import Histogram
 
 MAX_FIELD_LABELS: Final = 64
 # Routes come and go at run time, their series stay.
 MAX_ROUTE_LABELS: Final = 1024
 OTHER_FIELD: Final = "(other)"
 OTHER_ROUTE: Final = ("(other)", "(other)")
-ANSWER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class GatewayMetrics:
@@ -22,20 +22,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.requests = RequestMetrics()
-        # As vLLM counts them: by class of status. The code itself stands beside.
-        self._answers = Counter(
-            "http_requests",
-            "Answered requests; code 499 is a client that hung up",
-            ["method", "handler", "status", "code"],
-            registry=registry,
-        )
-        self._answer_s = Histogram(
-            registry,
-            "http_request_duration_seconds",
-            "From a request's head to the end of its answer",
-            ANSWER_S,
-            labels=("method", "handler"),
-        )
+        self.answered = AnswerSeries(registry).answered
         self.token_s = Histogram(
             registry,
             "pagemesh_gateway_token_seconds",
@@ -87,21 +74,6 @@ class GatewayMetrics:
             registry=registry,
         )
         self._field_labels: set[str] = set()
-        self._series: dict[tuple[str, str, int], tuple[Counter, Observations]] = {}
-
-    def answered(self, method: str, handler: str, status: int, elapsed_s: float) -> None:
-        kind = method, handler, status
-        series = self._series.get(kind)
-        if series is None:
-            series = self._series[kind] = self._series_of(*kind)
-        answers, answer_s = series
-        answers.inc()
-        answer_s.observe(elapsed_s)
-
-    def _series_of(self, method: str, handler: str, status: int) -> tuple[Counter, Observations]:
-        """Looking labels up takes longer than counting."""
-        answers = self._answers.labels(method, handler, f"{status // 100}xx", str(status))
-        return answers, self._answer_s.labels(method, handler)
 
     def routed(self, route: str, target: str) -> None:
         self._routed.labels(*self._route_label(route, target)).inc()

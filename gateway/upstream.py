@@ -71,17 +71,13 @@ class Upstream:
 
     # -- what handlers use ------------------------------------------------------------------------
 
-    def generating(self, generation: Generation, generates: Sequence[Generate]) -> Generating:
-        """Run one generate per prompt while the block lasts; leaving it cancels what is open.
-
-        Entering raises what `check_open` raises.
-        """
-        return Generating(self, generation, generates)
-
     def open(
         self, generation: Generation, generates: Sequence[Generate]
     ) -> list[PendingGeneration]:
-        """What must be closed. Raises what `check_open` raises."""
+        """Run one generate per prompt, until what this returns is closed.
+
+        Raises what `check_open` raises.
+        """
         self.check_open()
         now_s, tally_of = time.monotonic(), self._metrics.requests.of
         self._begin()
@@ -328,23 +324,3 @@ class Upstream:
         log.error("request_given_up", request_id=entry.request_id, waited_s=self._timeout_s)
         late = not_ready(f"no service took the request within {self._timeout_s:g} s")
         entry.fail(paused_too_long(self._timeout_s) if self._paused else late)
-
-
-class Generating:
-    """The block of `Upstream.generating`. One of contextlib's would cost three times as much."""
-
-    __slots__ = ("_entries", "_generates", "_generation", "_upstream")
-
-    def __init__(
-        self, upstream: Upstream, generation: Generation, generates: Sequence[Generate]
-    ) -> None:
-        self._upstream = upstream
-        self._generation = generation
-        self._generates = generates
-        self._entries: Sequence[PendingGeneration] = ()
-
-    def __enter__(self) -> None:
-        self._entries = self._upstream.open(self._generation, self._generates)
-
-    def __exit__(self, *_: object) -> None:
-        self._upstream.close(self._entries)

@@ -101,6 +101,10 @@ class Access(NamedTuple):
         """The owner that may end a request; None for an administrator, who may end any."""
         return None if self.admins.are_shown(authorization) else self.owner(authorization)
 
+    def lets_anybody(self, route: str) -> bool:
+        """Whether no header need be looked at."""
+        return self.others is None and audience_of(route) is Audience.CLIENTS
+
     def is_open(self, route: str) -> bool:
         """To whom has no key."""
         return route.rstrip("/") in self.open_routes
@@ -132,6 +136,9 @@ def guarding(access: Access) -> Middleware:
 
 def admit(request: web.Request, route: str, access: Access) -> None:
     """Note whose the request for `route` is. Raises HTTPUnauthorized when `access` refuses it."""
+    if access.lets_anybody(route):
+        request[OWNER] = ANYONE
+        return
     authorization = authorization_of(request)
     access.check(route, authorization)
     request[OWNER] = access.owner(authorization)

@@ -157,16 +157,18 @@ async def respond(
     generation = job.generation(partial(_overflowed, backend, request, job))
     answer = answer_of(generation)
     generates = job.generates(backend.seeds)
+    entries = backend.upstream.open(generation, generates)
     opened = OpenRequest(request, job.id, generation)
     backend.open_requests.enter(opened)
     try:
-        with cut_off(generation, timeout_s), backend.upstream.generating(generation, generates):
+        with cut_off(generation, timeout_s):
             if job.body.stream:
                 return await stream(request, generation, answer, backend)
             body = await _whole(backend, generation, answer)
             if settle is not None:
                 body = await settle(body)
     finally:
+        backend.upstream.close(entries)
         backend.open_requests.leave(opened)
         log_end(job, generation, request[REQUEST_ID])
     return json_answer(request, body)

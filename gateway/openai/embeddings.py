@@ -111,11 +111,12 @@ class EmbeddingsEndpoint:
             raise too_late(timeout_s or 0.0) from error
 
     async def _pool_part(self, opened: OpenRequest, generates: list[Generate]) -> None:
+        entries = self._backend.upstream.open(opened.generation, generates)
         self._backend.open_requests.enter(opened)
         try:
-            with self._backend.upstream.generating(opened.generation, generates):
-                await opened.generation.completed()
+            await opened.generation.completed()
         finally:
+            self._backend.upstream.close(entries)
             self._backend.open_requests.leave(opened)
 
 

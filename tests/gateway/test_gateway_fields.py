@@ -156,8 +156,8 @@ def found(place: str, generate: Generate | None, text: str) -> Any:
     if root != "answer":
         if generate is None:
             raise LookupError(text)
-        prompt, params = generate.prompt._asdict(), msgspec.structs.asdict(generate.params)
-        value = {"params": params, "prompt": prompt, "generate": generate._asdict()}[root]
+        parts = {"params": generate.params, "prompt": generate.prompt, "generate": generate}
+        value = msgspec.structs.asdict(parts[root])
     for key in path:
         if isinstance(value, StructuredOutputsParams):
             value = msgspec.structs.asdict(value)

@@ -46,7 +46,7 @@ def generate(
     prompt: str | list[int] | Prompt = "Hello", request_id: str = "r1", **fields: Any
 ) -> Generate:
     """`fields` of the Generate; all others go into the sampling parameters."""
-    frame = {name: fields.pop(name) for name in list(fields) if name in Generate._fields}
+    frame = {name: fields.pop(name) for name in list(fields) if name in Generate.__struct_fields__}
     params = SamplingParams(**{"seed": 7, "max_tokens": 64, **fields})
     return Generate(
         **{"attempt": 1, "model": "small", "prompt": _prompt(prompt), **frame},

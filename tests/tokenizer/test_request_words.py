@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pipeline_driver import admit, ids_of, pipeline_of, refused
 from scripts import card_of, generate, logprob_row, tokens
@@ -50,7 +51,7 @@ def test_an_effort_is_a_switch_where_the_template_has_only_that(thinker: TextMod
     assert thinker.render(chat(options={"reasoning_effort": "low"})) == "Hi<think>"
     off = chat(options={"reasoning_effort": "none"})
     assert thinker.render(off) == "Hi<think></think>"
-    wins = off._replace(template_kwargs={"enable_thinking": True})
+    wins = msgspec.structs.replace(off, template_kwargs={"enable_thinking": True})
     assert thinker.render(wins) == "Hi<think>"
 
 
@@ -92,7 +93,7 @@ def test_no_thought_may_be_asked_of_a_model_that_never_thinks(tmp_path: Path) ->
 def test_a_template_of_a_request_stands_in_for_the_models(byte_level: TextModel) -> None:
     given = "{% for m in messages %}[{{ m.content }}]{% endfor %}{{ eos_token }}"
     assert byte_level.render(chat(chat_template=given)) == "[Hi]</s>"
-    again = chat(chat_template=given)._replace(continue_final_message=True)
+    again = msgspec.structs.replace(chat(chat_template=given), continue_final_message=True)
     assert byte_level.render(again) == "[Hi"
 
 
@@ -146,7 +147,7 @@ def test_of_a_long_prompt_the_last_tokens_count(byte_level: TextModel, given: st
     bare = generate(ids).prompt if given == "ids" else Prompt(text="hello there " * 100)
 
     def cut(keep: int) -> Prompt:
-        return bare._replace(extras=PromptExtras(truncate_tokens=keep))
+        return msgspec.structs.replace(bare, extras=PromptExtras(truncate_tokens=keep))
 
     def kept(keep: int, **fields: Any) -> list[int]:
         request = generate(cut(keep), f"r{keep}", **fields)

@@ -89,8 +89,11 @@ class BackgroundResponses:
     async def _run(self, run: Run) -> None:
         generates = run.job.generates(self._seeds)
         try:
-            with self._upstream.generating(run.generation, generates):
+            entries = self._upstream.open(run.generation, generates)
+            try:
                 await _Telling(run, self._store).run()
+            finally:
+                self._upstream.close(entries)
         except (TimeoutError, RequestError) as error:
             reason = str(error) or "Redis is away"
             log.error("background_response_left", response_id=run.job.id, reason=reason)
