@@ -52,6 +52,6 @@ class _Whole(web.StreamResponse):
 
     def _head(self) -> str:
         ours = common_lines(self._request)
-        close = "" if self.keep_alive else "Connection: close\r\n"
+        close = "" if self._request.keep_alive else "Connection: close\r\n"
         length = f"Content-Length: {len(self._whole)}\r\nDate: {rfc822_formatted_time()}\r\n"
         return f"{_OK}{length}{_SERVER}{ours}{close}\r\n"

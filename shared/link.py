@@ -116,7 +116,8 @@ class Link:
         try:
             while (packet := await self._receive()) is not None:
                 for message in decode_packet(packet):
-                    self._begin_burst()
+                    if self._burst is None:
+                        self._begin_burst()
                     if isinstance(message, Echo):
                         self._on_echo(message)
                     else:
@@ -127,9 +128,8 @@ class Link:
             self._fail(str(error))
 
     def _begin_burst(self) -> None:
-        if self._burst is None:
-            self._burst = time.monotonic(), time.thread_time()
-            asyncio.get_running_loop().call_soon(self._end_burst)
+        self._burst = time.monotonic(), time.thread_time()
+        asyncio.get_running_loop().call_soon(self._end_burst)
 
     def _end_burst(self) -> None:
         """The event loop has turned since the burst's first frame."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from operator import attrgetter
 from typing import Any
 
@@ -143,7 +142,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
     def with_seed(self, seed: int) -> SamplingParams:
         """The same with another `seed`, an int64. Nothing is checked again."""
-        seeded = copy(self)
+        # What copy() would call, for less.
+        seeded: SamplingParams = SamplingParams.__copy__(self)  # type: ignore[attr-defined]
         msgspec.structs.force_setattr(seeded, "seed", seed)
         return seeded
 

@@ -121,7 +121,7 @@ class Answer(Chunks, Protocol):
     """Both wordings of one answer."""
 
     async def prepare(self) -> None:
-        """Fetch what `whole` needs."""
+        """Fetch what `whole` needs; nothing if it is quick."""
 
     def whole(self, gains: list[Delta]) -> dict[str, Any]:
         """The body of an answer that is not streamed. Pure."""
@@ -160,14 +160,16 @@ async def respond(
     entries = backend.upstream.open(generation, generates)
     opened = OpenRequest(request, job.id, generation)
     backend.open_requests.enter(opened)
+    timers = cut_off(generation, timeout_s)
     try:
-        with cut_off(generation, timeout_s):
-            if job.body.stream:
-                return await stream(request, generation, answer, backend)
-            body = await _whole(backend, generation, answer)
-            if settle is not None:
-                body = await settle(body)
+        if job.body.stream:
+            return await stream(request, generation, answer, backend)
+        body = await _whole(backend, generation, answer)
+        if settle is not None:
+            body = await settle(body)
     finally:
+        for timer in timers:
+            timer.cancel()
         backend.upstream.close(entries)
         backend.open_requests.leave(opened)
         log_end(job, generation, request[REQUEST_ID])
@@ -176,8 +178,11 @@ async def respond(
 
 async def _whole(backend: Backend, generation: Generation, answer: Answer) -> bytes:
     await generation.completed()
-    await answer.prepare()
-    size_bytes, gains = generation.held_bytes, sorted(generation.take(), key=attrgetter("choice"))
+    if not answer.quick:
+        await answer.prepare()
+    size_bytes, gains = generation.held_bytes, generation.take()
+    if len(gains) > 1:
+        gains.sort(key=attrgetter("choice"))
     if size_bytes <= LARGE_BYTES:
         return encode_json(answer.whole(gains))
     return await backend.offload.run(size_bytes, lambda: encode_json(answer.whole(gains)))

@@ -21,7 +21,7 @@ from pagemesh.gateway.openai.answer import (
     named_ids,
     respond,
 )
-from pagemesh.gateway.openai.body import IdLimit
+from pagemesh.gateway.openai.body import IdLimit, is_short
 from pagemesh.gateway.openai.fields import COMPLETION_REFUSED
 from pagemesh.gateway.openai.known_params import KnownParams
 from pagemesh.gateway.openai.logprobs import (
@@ -83,7 +83,7 @@ class CompletionsEndpoint:
         """The longest context there is; the model's own is checked once its name is known. More of
         a prompt that will be truncated."""
         longest_tokens = self._backend.directory.longest_context_tokens
-        if longest_tokens is None:
+        if longest_tokens is None or is_short(raw, longest_tokens):
             return None
         return IdLimit(PROMPT.name, longest_ids_tokens(raw, longest_tokens), PROMPT.check_lists)
 

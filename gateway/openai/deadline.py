@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 
@@ -16,7 +14,6 @@ from pagemesh.shared.errors import RequestError
 HEADER: Final = "X-Request-Timeout"
 _PATIENCE_S: Final = 0.5
 """For a client to be told."""
-_AT_LEISURE: Final = nullcontext()
 
 
 def timeout_of(request: web.Request, field_s: float | None) -> float | None:
@@ -30,29 +27,17 @@ def timeout_of(request: web.Request, field_s: float | None) -> float | None:
     return None if given is None else _positive(_number(given), HEADER)
 
 
-def cut_off(generation: Generation, timeout_s: float | None) -> AbstractContextManager[None]:
-    """Fail `generation` with 504 if the block takes longer. A handler that hangs on, because its
-    client reads nothing, is cancelled."""
-    if timeout_s is None:
-        return _AT_LEISURE
-    task = asyncio.current_task()
-    assert task is not None
-    return _timed(generation, timeout_s, task)
-
-
-@contextmanager
-def _timed(generation: Generation, timeout_s: float, task: asyncio.Task[Any]) -> Iterator[None]:
-    late = too_late(timeout_s)
+def cut_off(generation: Generation, timeout_s: float | None) -> list[asyncio.TimerHandle]:
+    """Fail `generation` with 504 if it takes longer, unless all that is returned is cancelled
+    before. This task is then cancelled if it hangs on, because its client reads nothing."""
+    task = asyncio.current_task() if timeout_s is not None else None
+    if timeout_s is None or task is None:
+        return []
     loop = asyncio.get_running_loop()
-    timers = [
-        loop.call_later(timeout_s, generation.fail, late),
+    return [
+        loop.call_later(timeout_s, generation.fail, too_late(timeout_s)),
         loop.call_later(timeout_s + _PATIENCE_S, task.cancel),
     ]
-    try:
-        yield
-    finally:
-        for timer in timers:
-            timer.cancel()
 
 
 def too_late(timeout_s: float) -> RequestError:
