@@ -79,13 +79,12 @@ class Upstream:
         Raises what `check_open` raises.
         """
         self.check_open()
-        now_s, tally_of = time.monotonic(), self._metrics.requests.of
+        now_s, entries = time.monotonic(), []
         self._begin()
-        entries = [
-            PendingGeneration(generate, index, generation, tally_of(generate.model), now_s)
-            for index, generate in enumerate(generates)
-        ]
-        for entry in entries:
+        for index, generate in enumerate(generates):
+            tally = self._metrics.requests.of(generate.model)
+            entry = PendingGeneration(generate, index, generation, tally, now_s)
+            entries.append(entry)
             self._enter(entry)
         return entries
 

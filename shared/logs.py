@@ -67,9 +67,18 @@ def _direct_info(origin: _Origin) -> Callable[..., None]:
     their list a line takes twice as long."""
 
     def info(self: Any, event: str, **fields: Any) -> None:
-        logger, own = self._logger, {**self._context, **fields, "event": event}
+        logger: _Lines = self._logger
+        own = {
+            "service": origin.service,
+            **self._context,
+            **fields,
+            "event": event,
+            "level": "info",
+            "logger": logger.name,
+            "timestamp": origin.now(),
+        }
         line = structlog.contextvars.merge_contextvars(logger, "info", own)
-        logger.msg(_as_json(logger, "info", origin(logger, "info", line)))
+        logger.msg(_as_json(logger, "info", line))
 
     return info
 
@@ -98,7 +107,7 @@ class _Origin:
     """Says of each line whence and when it came. One processor, since each has its price."""
 
     def __init__(self, service: str, *, human: bool) -> None:
-        self._service = service
+        self.service = service
         self._human = human
         self._second = 0
         self._shown_second = ""
@@ -107,11 +116,11 @@ class _Origin:
         record = event.get("_record")
         event["level"] = method
         event["logger"] = logger.name if record is None else record.name
-        event["timestamp"] = self._now()
-        event.setdefault("service", self._service)
+        event["timestamp"] = self.now()
+        event.setdefault("service", self.service)
         return event
 
-    def _now(self) -> str:
+    def now(self) -> str:
         now_s = time.time()
         second = int(now_s)
         if second != self._second:

@@ -59,9 +59,10 @@ class Job(msgspec.Struct, frozen=True):
     keeps_marks: bool = False
 
     def generates(self, seeds: Seeds) -> list[Generate]:
-        several = len(self.prompts) > 1
+        if len(self.prompts) == 1:
+            return [self._generate(self.id, self.prompts[0], seeds)]
         return [
-            self._generate(f"{self.id}-{index}" if several else self.id, prompt, seeds)
+            self._generate(f"{self.id}-{index}", prompt, seeds)
             for index, prompt in enumerate(self.prompts)
         ]
 
