@@ -149,7 +149,7 @@ class PendingGeneration:
         timing = self._timings[choice]
         self._open.discard(choice)
         if self._prompt_counted and not self._open:
-            longest = max(timing.n_tokens for timing in self._timings)
+            longest = max([timing.n_tokens for timing in self._timings])
             timing.tally.longest_choice_tokens.observe(longest)
         timing.ended(reason)
 

@@ -198,7 +198,8 @@ class ChoiceTiming:
     def begin(self, begun: Begun) -> None:
         """An engine has a first token. After a resume the phases of the first engine count; what
         the next ones need is part of the decoding, as after a preemption."""
-        self._leave_engine()
+        if self._begun is not None:
+            self.tally.n_open -= 1
         self.engine_id, self._tally = begun.engine_id, self._model.engine(begun.engine_id)
         self._tally.n_open += 1
         if self._begun is None:
@@ -234,10 +235,8 @@ class ChoiceTiming:
 
     def ended(self, reason: str) -> None:
         """Whatever ended it. The last that counts."""
+        tally = self.tally
         self._model.n_in_flight -= 1
-        self.tally.finished[reason] += 1
-        self._leave_engine()
-
-    def _leave_engine(self) -> None:
+        tally.finished[reason] += 1
         if self._begun is not None:
-            self.tally.n_open -= 1
+            tally.n_open -= 1
