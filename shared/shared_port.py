@@ -56,25 +56,28 @@ async def take_connections(
     """
     while not_ready() is not None:  # noqa: ASYNC110 -- not_ready tells no changes
         await asyncio.sleep(_POLL_S)
+    # The event loop closes its descriptor when it stops taking; the socket listens until this one
+    # is closed too.
+    ours = sharing.dup()
     site = web.SockSite(runner, sharing, ssl_context=tls, backlog=BACKLOG)
-    await site.start()
     try:
+        await site.start()
         await asyncio.get_running_loop().create_future()
     finally:
-        waiting = _accepted(sharing)
         await site.stop()
+        waiting = _accepted_last(ours)
         await asyncio.gather(*(_serve(runner, each, tls) for each in waiting))
 
 
-def _accepted(sharing: socket.socket) -> list[socket.socket]:
-    """The connections that wait to be taken. The kernel gave them to us, and would reset them when
-    the socket is closed."""
+def _accepted_last(listening: socket.socket) -> list[socket.socket]:
+    """Close `listening`; the connections that waited to be taken. The kernel gave them to us, and
+    resets what comes between the last look and the end, so nothing stands between these."""
     waiting = []
-    with suppress(BlockingIOError):
+    with listening, suppress(BlockingIOError):
         while True:
-            connection, _ = sharing.accept()
-            connection.setblocking(False)
-            waiting.append(connection)
+            waiting.append(listening.accept()[0])
+    for connection in waiting:
+        connection.setblocking(False)
     return waiting
 
 
