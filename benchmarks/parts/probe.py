@@ -21,7 +21,7 @@ from pagemesh.gateway.openai.live import LiveStream
 from pagemesh.shared import link
 from pagemesh.shared.engine_messages import StepResult, Tokens
 from pagemesh.shared.messages import Deltas
-from pagemesh.shared.wire import Message, decode, encode, unpack_ids
+from pagemesh.shared.wire import Message, decode_packet, encode, unpack_ids
 
 FOLDER: Final = "MESH_BENCH_TRACE"
 WRITES: Final = "writes"
@@ -65,12 +65,12 @@ def _watch_links(probe: Probe) -> None:
         probe.note(f"sends {type(message).__name__}", tokens_in(message))
         return encode(message)
 
-    def noted_decode(frame: bytes) -> Message:
-        message = decode(frame)
-        probe.note(f"has {type(message).__name__}", tokens_in(message))
-        return message
+    def noted_decode(packet: bytes) -> Iterator[Message]:
+        for message in decode_packet(packet):
+            probe.note(f"has {type(message).__name__}", tokens_in(message))
+            yield message
 
-    vars(link).update(encode=noted_encode, decode=noted_decode)
+    vars(link).update(encode=noted_encode, decode_packet=noted_decode)
 
 
 def tokens_in(message: Message) -> int:
