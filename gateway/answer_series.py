@@ -30,7 +30,7 @@ class AnswerSeries(Collector):
         observations.observe(elapsed_s)
 
     def collect(self) -> Iterator[Metric]:
-        counts, times = self.describe()
+        counts, times = _families()
         by_handler: dict[tuple[str, str], Observations] = {}
         for (method, handler, status), observations in self._answers.items():
             labels = (method, handler, f"{status // 100}xx", str(status))
@@ -41,17 +41,21 @@ class AnswerSeries(Collector):
             add_distribution(times, route, ANSWER_S, observations.so_far())
         yield from (counts, times)
 
-    def describe(self) -> tuple[CounterMetricFamily, HistogramMetricFamily]:
-        return (
-            # As vLLM counts them: by class of status. The code itself stands beside.
-            CounterMetricFamily(
-                "http_requests",
-                "Answered requests; code 499 is a client that hung up",
-                labels=("method", "handler", "status", "code"),
-            ),
-            HistogramMetricFamily(
-                "http_request_duration_seconds",
-                "From a request's head to the end of its answer",
-                labels=("method", "handler"),
-            ),
-        )
+    def describe(self) -> Iterator[Metric]:
+        yield from _families()
+
+
+def _families() -> tuple[CounterMetricFamily, HistogramMetricFamily]:
+    return (
+        # As vLLM counts them: by class of status. The code itself stands beside.
+        CounterMetricFamily(
+            "http_requests",
+            "Answered requests; code 499 is a client that hung up",
+            labels=("method", "handler", "status", "code"),
+        ),
+        HistogramMetricFamily(
+            "http_request_duration_seconds",
+            "From a request's head to the end of its answer",
+            labels=("method", "handler"),
+        ),
+    )

@@ -12,17 +12,13 @@ from pagemesh.gateway.parting import LAST_REQUEST
 from pagemesh.shared.errors import RequestError
 
 _SANE_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-REQUEST_ID: Final = web.RequestKey("request_id", str)
-
+MESSAGES: Final = ("/v1/messages", "/messages")
 _METHODS: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 _READABLE: Final = {
     "access-control-expose-headers": (
         "x-request-id, request-id, retry-after, retry-after-ms, x-should-retry"
     )
 }
-
-
-MESSAGES: Final = ("/v1/messages", "/messages")
 
 
 class HeaderLines:
@@ -33,6 +29,10 @@ class HeaderLines:
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers
         self.lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+
+
+REQUEST_ID: Final = web.RequestKey("request_id", str)
+CORS: Final = web.RequestKey("cors", HeaderLines)
 
 
 def speaks_anthropic(request: web.BaseRequest) -> bool:
@@ -60,9 +60,6 @@ def check_encoding(request: web.BaseRequest) -> None:
             status=415,
             code="unsupported_content_encoding",
         )
-
-
-CORS: Final = web.RequestKey("cors", HeaderLines)
 
 
 class Origins:

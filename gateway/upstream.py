@@ -81,11 +81,15 @@ class Upstream:
         self.check_open()
         now_s, entries = time.monotonic(), []
         self._begin()
-        for index, generate in enumerate(generates):
-            tally = self._metrics.requests.of(generate.model)
-            entry = PendingGeneration(generate, index, generation, tally, now_s)
-            entries.append(entry)
-            self._enter(entry)
+        try:
+            for index, generate in enumerate(generates):
+                tally = self._metrics.requests.of(generate.model)
+                entry = PendingGeneration(generate, index, generation, tally, now_s)
+                entries.append(entry)
+                self._enter(entry)
+        except BaseException:
+            self.close(entries)
+            raise
         return entries
 
     def close(self, entries: Sequence[PendingGeneration]) -> None:

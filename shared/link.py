@@ -43,7 +43,8 @@ from pagemesh.shared.wire import (
 
 LINK_PATH: Final = "/link"
 MAX_BUFFERED_BYTES: Final = 256 * 2**20
-MAX_PACKET_BYTES: Final = MAX_FRAME_BYTES + PACKET_HEAD_BYTES
+# aiohttp refuses what reaches its limit.
+_MESSAGE_LIMIT_BYTES: Final = MAX_FRAME_BYTES + PACKET_HEAD_BYTES + 1
 # No more is put together: copying costs more then than it saves.
 _JOINED_BYTES: Final = 64 * 2**10
 HANDSHAKE_TIMEOUT_S: Final = 5.0
@@ -301,7 +302,7 @@ async def _connect(
             f"{'ws' if tls is None else 'wss'}://{address}{LINK_PATH}",
             autoping=False,
             timeout=aiohttp.ClientWSTimeout(ws_close=GOODBYE_TIMEOUT_S),
-            max_msg_size=MAX_PACKET_BYTES,
+            max_msg_size=_MESSAGE_LIMIT_BYTES,
             compress=0,
             ssl=True if tls is None else tls,
         )
@@ -322,7 +323,7 @@ async def accept(
     socket = web.WebSocketResponse(
         autoping=False,
         timeout=GOODBYE_TIMEOUT_S,
-        max_msg_size=MAX_PACKET_BYTES,
+        max_msg_size=_MESSAGE_LIMIT_BYTES,
         compress=False,
     )
     await socket.prepare(request)

@@ -2,6 +2,7 @@
 tokenizer services tell each other. Those of the engines are in `engine_messages`.
 
 A message is a NamedTuple, or a msgspec.Struct where making it counts; `wire` makes frames of them.
+More fields than a NamedTuple has are a bad frame; those of a Struct would be passed over.
 Integer arrays travel as little-endian int32 bytes, float arrays as little-endian float32 bytes.
 
 Direction: gateway ─ Generate, Cancel, Tokenize, Detokenize, Render → tokenizer ─ Submit, End →

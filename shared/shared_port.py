@@ -58,15 +58,15 @@ async def take_connections(
         await asyncio.sleep(_POLL_S)
     # The event loop closes its descriptor when it stops taking; the socket listens until this one
     # is closed too.
-    ours = sharing.dup()
-    site = web.SockSite(runner, sharing, ssl_context=tls, backlog=BACKLOG)
-    try:
-        await site.start()
-        await asyncio.get_running_loop().create_future()
-    finally:
-        await site.stop()
-        waiting = _accepted_last(ours)
-        await asyncio.gather(*(_serve(runner, each, tls) for each in waiting))
+    with sharing.dup() as ours:
+        site = web.SockSite(runner, sharing, ssl_context=tls, backlog=BACKLOG)
+        try:
+            await site.start()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await site.stop()
+            waiting = _accepted_last(ours)
+            await asyncio.gather(*(_serve(runner, each, tls) for each in waiting))
 
 
 def _accepted_last(listening: socket.socket) -> list[socket.socket]:

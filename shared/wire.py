@@ -136,6 +136,8 @@ def decode_packet(packet: bytes) -> Iterator[Message]:
 
 
 def _decoded(tag: int, fields: memoryview | msgspec.Raw) -> Message:
+    if tag >= len(_DECODERS):
+        raise ValueError(f"{tag} is the tag of no message")
     message: Message = _DECODERS[tag].decode(fields)
     return message
 

@@ -157,21 +157,22 @@ async def respond(
     timeout_s = timeout_of(request, job.body.timeout)
     generation = job.generation(partial(_overflowed, backend, request, job))
     answer = answer_of(generation)
-    generates = job.generates(backend.seeds)
-    entries = backend.upstream.open(generation, generates)
     opened = OpenRequest(request, job.id, generation)
     backend.open_requests.enter(opened)
-    timers = cut_off(generation, timeout_s)
     try:
-        if job.body.stream:
-            return await stream(request, generation, answer, backend)
-        body = await _whole(backend, generation, answer)
-        if settle is not None:
-            body = await settle(body)
+        entries = backend.upstream.open(generation, job.generates(backend.seeds))
+        timers = cut_off(generation, timeout_s)
+        try:
+            if job.body.stream:
+                return await stream(request, generation, answer, backend)
+            body = await _whole(backend, generation, answer)
+            if settle is not None:
+                body = await settle(body)
+        finally:
+            for timer in timers:
+                timer.cancel()
+            backend.upstream.close(entries)
     finally:
-        for timer in timers:
-            timer.cancel()
-        backend.upstream.close(entries)
         backend.open_requests.leave(opened)
         log_end(job, generation, request[REQUEST_ID])
     return json_answer(request, body)

@@ -63,9 +63,9 @@ class IdLimit(msgspec.Struct, frozen=True):
             self.check(self.limit, max(body.count(b"[") - 1, 1), longest)
 
 
-def is_short(body: bytes, limit_tokens: int) -> bool:
+def is_short(body: bytes, limit_tokens: int | None) -> bool:
     """So short that no count of anything in it, its token ids too, can be over a limit."""
-    return len(body) <= SHORT_BYTES and len(body) <= 2 * limit_tokens
+    return len(body) <= SHORT_BYTES and (limit_tokens is None or len(body) <= 2 * limit_tokens)
 
 
 class BodyDecoder(Generic[T]):
@@ -83,7 +83,7 @@ class BodyDecoder(Generic[T]):
 
         Raises RequestError (400) naming the field at fault.
         """
-        if is_short(body, SHORT_BYTES if id_limit is None else id_limit.limit):
+        if is_short(body, None if id_limit is None else id_limit.limit):
             # Most bodies hold nothing that has to be looked at by name. Others are read again.
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 return self._plain_decoder.decode(body), []

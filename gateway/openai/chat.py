@@ -51,7 +51,8 @@ class ChatEndpoint:
         body = await self._reader.read(raw)
         served = self._backend.router.resolve(body.model, split_key(request, body))
         trusts = self._backend.trusts_chat_templates
-        made_of = body, served, self._new_id(), trusts, self._params_of
+        params_of = self._params_of.for_body(len(raw))
+        made_of = body, served, self._new_id(), trusts, params_of
         if len(raw) <= LARGE_BYTES:
             job = chat_job(*made_of)
         else:
@@ -70,8 +71,8 @@ def chat_job(
 ) -> Job:
     """Raises RequestError (400) naming the field at fault."""
     use = tool_use(body, served.card)
-    check_cache_names(body)
     params = params_of(body, served.card)
+    check_cache_names(body)
     if use is not None and use.is_forced:
         params = with_forced_calls(params, use)
     prompt = chat_prompt(body, body.messages, use.tools if use else None)

@@ -74,7 +74,7 @@ class CompletionsEndpoint:
         raw = await read_body(request)
         body = await self._reader.read(raw, self._id_limit(raw))
         served = self._backend.router.resolve(body.model, split_key(request, body))
-        made_of = body, served, self._new_id(), self._params_of
+        made_of = body, served, self._new_id(), self._params_of.for_body(len(raw))
         if len(raw) <= LARGE_BYTES:
             return completion_job(*made_of)
         return await self._backend.offload.run(len(raw), completion_job, *made_of)
@@ -95,8 +95,8 @@ def completion_job(
     params_of: Callable[[CompletionRequest, ModelCard], SamplingParams] = completion_params,
 ) -> Job:
     """Raises RequestError (400) naming the field at fault."""
-    check_cache_names(body)
     params = params_of(body, served.card)
+    check_cache_names(body)
     prompts = completion_prompts(body, served.card)
     check_choices(len(prompts), params.n)
     return Job(

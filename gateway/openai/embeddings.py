@@ -111,12 +111,14 @@ class EmbeddingsEndpoint:
             raise too_late(timeout_s or 0.0) from error
 
     async def _pool_part(self, opened: OpenRequest, generates: list[Generate]) -> None:
-        entries = self._backend.upstream.open(opened.generation, generates)
         self._backend.open_requests.enter(opened)
         try:
-            await opened.generation.completed()
+            entries = self._backend.upstream.open(opened.generation, generates)
+            try:
+                await opened.generation.completed()
+            finally:
+                self._backend.upstream.close(entries)
         finally:
-            self._backend.upstream.close(entries)
             self._backend.open_requests.leave(opened)
 
 

@@ -43,7 +43,7 @@ from pagemesh.gateway.openai.limits import (
 from pagemesh.shared.pooling import Pooling
 
 
-class StreamOptions(Struct):
+class StreamOptions(Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 

@@ -63,7 +63,8 @@ class Chunks(Protocol):
 
     @property
     def quick(self) -> bool:
-        """Whether every further gain is worded at once, so that `event` may be used."""
+        """Whether nothing but the gains is needed from now on, and each is worded at once, so that
+        `event` may be used."""
 
     def event(self, gain: Delta) -> bytes:
         """As `gain`, for one that is quick to word."""

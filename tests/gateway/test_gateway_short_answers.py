@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -10,18 +11,24 @@ import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from gateway_fakes import CARD
+from gateway_fakes import CARD, engine
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+from pagemesh.gateway.directory import ModelDirectory
+from pagemesh.gateway.generation import Generation
+from pagemesh.gateway.metrics import GatewayMetrics
 from pagemesh.gateway.openai import known_params
-from pagemesh.gateway.openai.known_params import MAX_KNOWN, KnownParams
+from pagemesh.gateway.openai.known_params import MAX_BODY_BYTES, MAX_KNOWN, KnownParams
 from pagemesh.gateway.openai.params import chat_params, completion_params
 from pagemesh.gateway.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
 from pagemesh.gateway.random_ids import RandomIds
 from pagemesh.gateway.request_body import read_body
+from pagemesh.gateway.upstream import Upstream
 from pagemesh.shared.errors import RequestError
-from pagemesh.shared.messages import ModelCard
+from pagemesh.shared.messages import Cancel, Generate, ModelCard, Prompt
+from pagemesh.shared.wire import Message
 
 WARM = CARD._replace(defaults={"temperature": 0.5, "top_k": 20})
 CHAT = ChatRequest(messages=[])
@@ -91,7 +98,7 @@ def test_params_are_made_of_nothing_that_is_not_looked_up(
     assert card.read <= {"defaults", *(["vocab_tokens"] if has_lists else [])}
 
 
-def test_as_many_params_are_known_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_params_are_known_as_may_be() -> None:
     built = 0
 
     def build(request: CompletionRequest, card: ModelCard) -> Any:
@@ -100,13 +107,23 @@ def test_as_many_params_are_known_as_may_be(monkeypatch: pytest.MonkeyPatch) -> 
         return completion_params(request, card)
 
     known = KnownParams(CompletionRequest, build)
-    for seed in [*range(MAX_KNOWN), 0]:
-        assert known(CompletionRequest(prompt="", seed=seed), CARD).seed == seed
+    for n in [*range(1, MAX_KNOWN + 1), 1]:
+        asked = CompletionRequest(prompt="", max_tokens=n, seed=n)
+        assert known(asked, CARD) == completion_params(asked, CARD)
     assert built == MAX_KNOWN
-    assert known(CompletionRequest(prompt="", seed=-1), CARD).seed == -1
-    assert known(CompletionRequest(prompt="", seed=0), CARD).seed == 0
+    for n in (MAX_KNOWN + 1, 1):
+        asked = CompletionRequest(prompt="", max_tokens=n)
+        assert known(asked, CARD) == completion_params(asked, CARD)
     assert built == MAX_KNOWN + 2
     assert len(known._known) == 2
+
+
+def test_nothing_of_a_long_body_is_kept() -> None:
+    known = KnownParams(CompletionRequest, completion_params)
+    asked = CompletionRequest(prompt="", stop="x" * MAX_BODY_BYTES)
+    for n_bytes, n_known in ((MAX_BODY_BYTES + 1, 0), (MAX_BODY_BYTES, 1)):
+        assert known.for_body(n_bytes)(asked, CARD) == completion_params(asked, CARD)
+        assert len(known._known) == n_known
 
 
 def test_random_ids_differ_and_look_alike() -> None:
@@ -152,3 +169,33 @@ async def test_a_body_is_read_whether_it_is_there_or_comes_in_pieces(
                 assert told is None or await answer.text() == told
         async with session.get(lengths) as answer:
             assert await answer.text() == "0"
+
+
+class BrokenLink:
+    """It takes one request."""
+
+    name = "broken"
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        if any(isinstance(each, Generate) for each in self.sent) and isinstance(message, Generate):
+            raise MemoryError
+        self.sent.append(message)
+
+
+async def test_what_cannot_be_sent_whole_leaves_nothing_open() -> None:
+    directory, metrics = ModelDirectory(), GatewayMetrics(CollectorRegistry())
+    upstream = Upstream(directory, metrics, timeout_s=5)
+    link: Any = BrokenLink()
+    upstream._links[link.name] = link
+    directory.update(link.name, [engine()])
+    params = completion_params(COMPLETION, CARD)
+    prompts = [Generate(name, 0, CARD.names[0], Prompt(text="a"), params) for name in ("a", "b")]
+    with pytest.raises(MemoryError):
+        upstream.open(Generation(2, 1), prompts)
+    assert link.sent[1:] == [Cancel("a")]
+    assert metrics.requests.ledger().in_flight == 0
+    async with asyncio.timeout(5):
+        await upstream.drain()

@@ -103,7 +103,7 @@ async def test_a_reader_with_frames_waiting_lets_the_loop_turn(
 
 
 async def test_frames_that_wait_together_cross_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But a long one goes alone, so that it is not copied."""
+    """But a long one goes alone, and holds up no other."""
     async with linked() as (ours, theirs):
         sent: list[int] = []
         send_bytes = ours._socket.send_bytes

@@ -63,6 +63,26 @@ def test_bound_request_ids_reach_the_libraries_lines_too() -> None:
     assert ids == [None, "req-1", "req-1", None, None]
 
 
+def test_lines_of_every_level_are_made_alike() -> None:
+    """Those of `info` take a way of their own."""
+    told = """
+for tell in (log.info, log.warning, log.bind(own=1).info, log.bind(own=1).warning):
+    with structlog.contextvars.bound_contextvars(service="other", own=2):
+        tell("told %s of %d", "two", 3, text="x")
+        tell("told", service="its own", table=[("a", "b")])
+"""
+    program = PROGRAM.partition("log.debug")[0] + told
+    command = [sys.executable, "-c", program, "debug", "json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in ran.stderr.splitlines()]
+    apart = {"level": "", "timestamp": ""}
+    for info, warning in ((0, 2), (1, 3), (4, 6), (5, 7)):
+        assert lines[info] | apart == lines[warning] | apart
+        assert lines[info].keys() == lines[warning].keys()
+    assert lines[0]["event"] == "told two of 3"
+    assert [line["service"] for line in lines[:2]] == ["other", "its own"]
+
+
 def test_the_level_hides_what_is_less_severe() -> None:
     assert "step_done" not in [line["event"] for line in lines_of("warning", "json")]
     told = [line["event"] for line in lines_of("debug", "json")]
