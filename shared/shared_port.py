@@ -7,8 +7,11 @@ it ends. Only sockets that listen get any.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
 import ssl
+import struct
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -17,6 +20,21 @@ from aiohttp import web
 
 BACKLOG: Final = 1024
 _POLL_S: Final = 0.05
+# For handshakes that have begun when a socket is about to close.
+_HANDSHAKE_S: Final = 0.005
+# Of Linux; Python's socket module does not name it.
+_SO_ATTACH_FILTER: Final = 26
+_INSTRUCTION_BYTES: Final = 8
+# Instructions of the classic BPF, over the TCP header: code, jump if true, if false, operand.
+_NO_SYN: Final = b"".join(
+    struct.pack("HBBI", *instruction)
+    for instruction in (
+        (0x30, 0, 0, 13),  # load the byte of the flags
+        (0x45, 0, 1, 0x02),  # is SYN among them?
+        (0x06, 0, 0, 0),  # drop the packet
+        (0x06, 0, 0, 0xFFFFFFFF),  # let it pass
+    )
+)
 
 
 def family_of(host: str) -> socket.AddressFamily:
@@ -65,13 +83,15 @@ async def take_connections(
             await asyncio.get_running_loop().create_future()
         finally:
             await site.stop()
+            let_nobody_new_in(ours)
+            await asyncio.sleep(_HANDSHAKE_S)
             waiting = _accepted_last(ours)
             await asyncio.gather(*(_serve(runner, each, tls) for each in waiting))
 
 
 def _accepted_last(listening: socket.socket) -> list[socket.socket]:
     """Close `listening`; the connections that waited to be taken. The kernel gave them to us, and
-    resets what comes between the last look and the end, so nothing stands between these."""
+    would reset them."""
     waiting = []
     with listening, suppress(BlockingIOError):
         while True:
@@ -79,6 +99,15 @@ def _accepted_last(listening: socket.socket) -> list[socket.socket]:
     for connection in waiting:
         connection.setblocking(False)
     return waiting
+
+
+def let_nobody_new_in(listening: socket.socket) -> None:
+    """The kernel drops every SYN for it from now on (socket(7), SO_ATTACH_FILTER): who connects
+    tries again after a second, when others have the port. Handshakes that have begun go on."""
+    if sys.platform == "linux":
+        code = ctypes.create_string_buffer(_NO_SYN)
+        program = struct.pack("HP", len(_NO_SYN) // _INSTRUCTION_BYTES, ctypes.addressof(code))
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 async def _serve(
