@@ -104,9 +104,11 @@ def _accepted_last(listening: socket.socket) -> list[socket.socket]:
 def let_nobody_new_in(listening: socket.socket) -> None:
     """The kernel drops every SYN for it from now on (socket(7), SO_ATTACH_FILTER): who connects
     tries again after a second, when others have the port. Handshakes that have begun go on."""
-    if sys.platform == "linux":
-        code = ctypes.create_string_buffer(_NO_SYN)
-        program = struct.pack("HP", len(_NO_SYN) // _INSTRUCTION_BYTES, ctypes.addressof(code))
+    if sys.platform != "linux":
+        return
+    code = ctypes.create_string_buffer(_NO_SYN)
+    program = struct.pack("HP", len(_NO_SYN) // _INSTRUCTION_BYTES, ctypes.addressof(code))
+    with suppress(OSError):  # some sandboxes have no filters; there a connection may be reset
         listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
