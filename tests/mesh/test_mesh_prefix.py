@@ -23,6 +23,7 @@ TAILS: Final = [
 ]
 # All but the last blocks, whose tokens the next prompt may not have.
 MOST: Final = 0.8
+LOOKUPS: Final = "pagemesh_index_lookups_total"
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +86,23 @@ def total(mesh: MeshProcess, name: str, **labels: str) -> float:
     return sum(each.total(name, **labels) for each in parts_of(mesh, "tokenizer"))
 
 
+async def check_all_are_found(mesh: MeshProcess) -> None:
+    """But for those that the index did not answer in time: they go elsewhere, and a busy machine
+    may take that long."""
+    names = ("hit", "unanswered")
+    before = [total(mesh, LOOKUPS, result=name) for name in names]
+    shares = await cached_shares(mesh)
+    hits, unanswered = (
+        total(mesh, LOOKUPS, result=name) - earlier
+        for name, earlier in zip(names, before, strict=True)
+    )
+    assert hits + unanswered == len(TAILS)
+    assert hits >= len(TAILS) // 2
+    assert sum(share <= MOST for share in shares) <= unanswered, shares
+
+
 async def test_a_prefix_goes_where_it_is_cached_whoever_places_it(mesh: MeshProcess) -> None:
-    hits = total(mesh, "pagemesh_index_lookups_total", result="hit")
-    assert min(await cached_shares(mesh)) > MOST
-    assert total(mesh, "pagemesh_index_lookups_total", result="hit") >= hits + len(TAILS) - 2
+    await check_all_are_found(mesh)
 
 
 async def test_an_index_that_was_flushed_fills_again(mesh: MeshProcess) -> None:
@@ -96,12 +110,11 @@ async def test_an_index_that_was_flushed_fills_again(mesh: MeshProcess) -> None:
     with valkey(mesh) as client:
         client.flushall()
     wait_until(lambda: index_keys(mesh) == before, RECOVERY_S)
-    assert min(await cached_shares(mesh)) > MOST
+    await check_all_are_found(mesh)
 
 
 async def test_requests_go_on_while_redis_is_silent(mesh: MeshProcess) -> None:
-    name, labels = "pagemesh_index_lookups_total", {"result": "unanswered"}
-    before = total(mesh, name, **labels)
+    before = total(mesh, LOOKUPS, result="unanswered")
     process = mesh.child("valkey")
     process.send_signal(signal.SIGSTOP)
     try:
@@ -109,7 +122,7 @@ async def test_requests_go_on_while_redis_is_silent(mesh: MeshProcess) -> None:
     finally:
         process.send_signal(signal.SIGCONT)
     assert len(shares) == len(TAILS)
-    assert total(mesh, name, **labels) == before + len(TAILS)
+    assert total(mesh, LOOKUPS, result="unanswered") == before + len(TAILS)
     assert '"prefix_index_silent"' in mesh.log.read_text()
 
 
@@ -122,4 +135,4 @@ async def test_no_request_fails_when_redis_is_killed_and_the_new_one_learns_all(
     wait_until(lambda: mesh.has_child("valkey"), RECOVERY_S)
     await ask_all_at_once(mesh)
     wait_until(lambda: set(index_keys(mesh)) >= set(before), RECOVERY_S)
-    assert min(await cached_shares(mesh)) > MOST
+    await check_all_are_found(mesh)
