@@ -80,7 +80,7 @@ class Generation:
         self._max_held_bytes = max_held_bytes
         self._pending_bytes = 0
         self._prompt_logprob_bytes = 0
-        self._room_bytes = min(max_pending_bytes, max_held_bytes)
+        self._hold(0)
         self._overflowed = False
         self._unfinished = n_prompts * n
         self._changed = False

@@ -28,7 +28,11 @@ class HeaderLines:
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self.headers = headers
-        self.lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        self.lines = _on_wire(headers)
+
+
+def _on_wire(headers: Mapping[str, str]) -> str:
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
 
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
@@ -86,7 +90,7 @@ def common_headers(request: web.BaseRequest) -> dict[str, str]:
 
 def common_lines(request: web.BaseRequest) -> str:
     """The common headers on the wire."""
-    rarer = "".join([f"{name}: {value}\r\n" for name, value in _rarer(request).items()])
+    rarer = _on_wire(_rarer(request))
     return f"x-request-id: {request[REQUEST_ID]}\r\n{rarer}{request[CORS].lines}"
 
 

@@ -212,7 +212,7 @@ class ChoiceTiming:
         tally = self._tally or self.tally
         tally.generation_tokens += n_tokens
         if self.n_tokens:
-            tally.token_gap_s.observe_often((now_s - self._last_s) / n_tokens, n_tokens)
+            tally.token_gap_s.observe((now_s - self._last_s) / n_tokens, n_tokens)
         else:
             self._first_s = now_s
             tally.first_token_s.observe(now_s - self._arrived_s)

@@ -41,13 +41,8 @@ class Observations:
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count `value`, in the unit of the bounds."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._total += value
-
-    def observe_often(self, value: float, times: int) -> None:
-        """Count `value` so many times."""
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, in the unit of the bounds, `times` times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self._total += value * times
 

@@ -21,7 +21,6 @@ from pagemesh.gateway.openai.answer import (
     named_ids,
     respond,
 )
-from pagemesh.gateway.openai.body import IdLimit, is_short
 from pagemesh.gateway.openai.fields import COMPLETION_REFUSED
 from pagemesh.gateway.openai.known_params import KnownParams
 from pagemesh.gateway.openai.logprobs import (
@@ -35,7 +34,7 @@ from pagemesh.gateway.openai.prompts import (
     PROMPT,
     check_choices,
     completion_prompts,
-    longest_ids_tokens,
+    id_limit,
 )
 from pagemesh.gateway.openai.schema import CompletionRequest
 from pagemesh.gateway.openai.sse import OPENAI
@@ -72,20 +71,13 @@ class CompletionsEndpoint:
     async def job(self, request: web.Request) -> Job:
         """What the request asks for. Raises RequestError."""
         raw = await read_body(request)
-        body = await self._reader.read(raw, self._id_limit(raw))
+        limit = id_limit(PROMPT, raw, self._backend.directory.longest_context_tokens)
+        body = await self._reader.read(raw, limit)
         served = self._backend.router.resolve(body.model, split_key(request, body))
         made_of = body, served, self._new_id(), self._params_of.for_body(len(raw))
         if len(raw) <= LARGE_BYTES:
             return completion_job(*made_of)
         return await self._backend.offload.run(len(raw), completion_job, *made_of)
-
-    def _id_limit(self, raw: bytes) -> IdLimit | None:
-        """The longest context there is; the model's own is checked once its name is known. More of
-        a prompt that will be truncated."""
-        longest_tokens = self._backend.directory.longest_context_tokens
-        if longest_tokens is None or is_short(raw, longest_tokens):
-            return None
-        return IdLimit(PROMPT.name, longest_ids_tokens(raw, longest_tokens), PROMPT.check_lists)
 
 
 def completion_job(

@@ -30,8 +30,7 @@ def timeout_of(request: web.Request, field_s: float | None) -> float | None:
 def cut_off(generation: Generation, timeout_s: float | None) -> list[asyncio.TimerHandle]:
     """Fail `generation` with 504 if it takes longer, unless all that is returned is cancelled
     before. This task is then cancelled if it hangs on, because its client reads nothing."""
-    task = asyncio.current_task() if timeout_s is not None else None
-    if timeout_s is None or task is None:
+    if timeout_s is None or (task := asyncio.current_task()) is None:
         return []
     loop = asyncio.get_running_loop()
     return [

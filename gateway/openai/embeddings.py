@@ -17,12 +17,11 @@ from pagemesh.gateway.generation import Generation, PromptState
 from pagemesh.gateway.headers import REQUEST_ID
 from pagemesh.gateway.open_requests import OpenRequest
 from pagemesh.gateway.openai.answer import encode_json, new_id
-from pagemesh.gateway.openai.body import IdLimit
 from pagemesh.gateway.openai.deadline import timeout_of, too_late
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.fields import EMBEDDING_REFUSED
 from pagemesh.gateway.openai.params import check_cache_names, split_key
-from pagemesh.gateway.openai.prompts import PromptField, longest_ids_tokens, split_prompts
+from pagemesh.gateway.openai.prompts import PromptField, id_limit, split_prompts
 from pagemesh.gateway.openai.schema import EmbeddingRequest
 from pagemesh.gateway.request_body import read_body
 from pagemesh.gateway.whole import json_answer
@@ -75,7 +74,8 @@ class EmbeddingsEndpoint:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         raw = await read_body(request)
-        body = await self._reader.read(raw, self._id_limit(raw))
+        limit = id_limit(INPUT, raw, self._backend.directory.longest_context_tokens)
+        body = await self._reader.read(raw, limit)
         served = self._backend.router.resolve(body.model, split_key(request, body))
         job = await self._backend.offload.run(len(raw), _job, body, served)
         pooled = list[PromptState]()
@@ -87,13 +87,6 @@ class EmbeddingsEndpoint:
         return json_answer(
             request, await self._backend.offload.run(size_bytes, _answer, job, pooled)
         )
-
-    def _id_limit(self, raw: bytes) -> IdLimit | None:
-        """The longest context there is; the model's own is checked once its name is known."""
-        longest_tokens = self._backend.directory.longest_context_tokens
-        if longest_tokens is None:
-            return None
-        return IdLimit(INPUT.name, longest_ids_tokens(raw, longest_tokens), INPUT.check_lists)
 
     async def _pool(self, request: web.Request, job: _Job, pooled: list[PromptState]) -> None:
         """Adds what came back about each input. Raises the RequestError that ended it; leaving by

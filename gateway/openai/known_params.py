@@ -23,7 +23,6 @@ _APART: Final = frozenset(
         *("user", "cache_salt", "prompt_cache_key", "priority", "timeout"),
     }
 )
-_SEED: Final = frozenset({"seed"})
 
 T = TypeVar("T", bound=GenerationRequest)
 Build = Callable[[T, ModelCard], SamplingParams]
@@ -36,7 +35,7 @@ class KnownParams(Generic[T]):
     """
 
     def __init__(self, kind: type[T], build: Build[T]) -> None:
-        names = (name for name in kind.__struct_fields__ if name not in _APART | _SEED)
+        names = (name for name in kind.__struct_fields__ if name not in (*_APART, "seed"))
         self._asked: Callable[[T], tuple[Any, ...]] = attrgetter(*names)
         self._build = build
         self._known: dict[tuple[Any, ...], SamplingParams] = {}

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from pagemesh.gateway.openai.body import IdLimit, is_short
 from pagemesh.gateway.openai.errors import bad
 from pagemesh.gateway.openai.schema import CompletionRequest, EmbeddingRequest, GenerationRequest
 from pagemesh.shared.errors import RequestError
@@ -47,7 +48,15 @@ class PromptField(NamedTuple):
 PROMPT: Final = PromptField("prompt", 512)
 
 
-def longest_ids_tokens(raw: bytes, longest_tokens: int) -> int:
+def id_limit(field: PromptField, raw: bytes, longest_tokens: int | None) -> IdLimit | None:
+    """Of a body that is not decoded yet; None where nothing in it can be over a limit. A context
+    holds at most `longest_tokens`: that of the model is checked once its name is known."""
+    if longest_tokens is None or is_short(raw, longest_tokens):
+        return None
+    return IdLimit(field.name, _longest_ids_tokens(raw, longest_tokens), field.check_lists)
+
+
+def _longest_ids_tokens(raw: bytes, longest_tokens: int) -> int:
     """How many ids a prompt of the body `raw` may have before it is decoded; a context holds
     `longest_tokens`."""
     # So many ids need twice as many bytes.
